@@ -149,8 +149,10 @@ def raylet(titled: Titled, tmp_path: Path) -> Raylet:
     return Raylet(titled, tmp_path)
 
 
-def kept(places: WarmWorkerSlots, raylet: Raylet, count: int = 1, room: int = MIN_FREE_BYTES) -> WarmWorkerKeeper:
-    return WarmWorkerKeeper(places, count, raylet.ask, free_memory=lambda: room)
+def kept(
+    places: WarmWorkerSlots, raylet: Raylet, count: int = 1, free_memory: int = MIN_FREE_BYTES
+) -> WarmWorkerKeeper:
+    return WarmWorkerKeeper(places, count, raylet.ask, free_memory=lambda: free_memory)
 
 
 def looks(keeper: WarmWorkerKeeper, seconds: float, step: float = POLL_INTERVAL_S, begin: float = 0.0) -> None:

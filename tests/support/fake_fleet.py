@@ -101,7 +101,7 @@ class FakeFleet:
     async def planned(self) -> PlannedFleet | None:
         return self.plan
 
-    async def look(self) -> Mapping[str, PoolSnapshot]:
+    async def snapshots(self) -> Mapping[str, PoolSnapshot]:
         return dict(self.pools)
 
     async def status(self, failing: str = "") -> FleetStatus | None:
@@ -211,7 +211,7 @@ class FakeStore:
         self.data = encode_state(state)
         self.times += 1
 
-    def kept(self) -> ControlState:
+    def load(self) -> ControlState:
         assert self.data is not None
         return decode_state(self.data)
 
@@ -248,7 +248,7 @@ class Bench:
 
     def again(self) -> None:
         """Another process, with nothing but what was kept."""
-        self.plane = FleetReconciler(self.fleet, self.store, self.store.kept(), self.clock, self.monotonic)
+        self.plane = FleetReconciler(self.fleet, self.store, self.store.load(), self.clock, self.monotonic)
 
     def monotonic(self) -> float:
         """Return the time of the clock where nobody sets it."""

@@ -75,8 +75,8 @@ async def why(pool: str, replicas: int) -> list[str]:
         assert time.monotonic() < deadline, plane.state.events
         await asyncio.sleep(0.1)
         await plane.step()
-    assert plane.looked[pool].target == replicas
-    assert len(plane.looked[pool].running) == replicas - 1
+    assert plane.snapshots[pool].target == replicas
+    assert len(plane.snapshots[pool].running) == replicas - 1
     return [event.reason for event in plane.state.events if event.kind == "pending"][-1:]
 
 

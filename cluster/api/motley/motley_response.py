@@ -111,10 +111,10 @@ def weights_message(weights: WeightsStatus) -> pb.Weights:
 
 
 def _take_apart(choice: Delta | CollectedChoice, reader: AnswerReader, reply: pb.Choice) -> None:
-    answer = reader.read(choice.text, choice.token_ids, last=choice.finish_reason is not None)
-    reply.text, reply.reasoning_content = answer.text, answer.reasoning
-    if answer.calls:
-        reply.tool_calls.extend(tool_call_messages(answer))
+    parsed = reader.read(choice.text, choice.token_ids, last=choice.finish_reason is not None)
+    reply.text, reply.reasoning_content = parsed.text, parsed.reasoning
+    if parsed.calls:
+        reply.tool_calls.extend(tool_call_messages(parsed))
 
 
 def _usage(admitted: AdmittedRequest, completion_tokens: int, cached_tokens: int, readers: AnswerReaders) -> pb.Usage:

@@ -177,7 +177,8 @@ class OpenAIProtocol:
         budget = LogprobBudget(admitted[0].parsed.wire_names)
         gathered = await run_all([self._gather(call, one, feed, budget) for one in admitted])
         echoes = [
-            await self._echo(call, one, answer.prompt_logprobs) for one, answer in zip(admitted, gathered, strict=True)
+            await self._echo(call, one, response.prompt_logprobs)
+            for one, response in zip(admitted, gathered, strict=True)
         ]
         keep = admitted[0].request.sampling.n if call.keep is None else call.keep
         return await encode_response(

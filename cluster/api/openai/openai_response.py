@@ -220,9 +220,9 @@ def whole_response(
     tokens = sum(response.completion_tokens for response in gathered)
     cached = sum(response.cached_tokens for response in gathered)
     counted = usage_fields(admitted, tokens, cached) | form.usage_details()
-    fingerprint = weights_fingerprint(form, {told for response in gathered for told in response.weights})
-    told = {"system_fingerprint": fingerprint, "choices": choices, "usage": counted}
-    return response_head(form, admitted[0], form.object) | form.beside_choices(admitted[0]) | told
+    fingerprint = weights_fingerprint(form, {one for response in gathered for one in response.weights})
+    body = {"system_fingerprint": fingerprint, "choices": choices, "usage": counted}
+    return response_head(form, admitted[0], form.object) | form.beside_choices(admitted[0]) | body
 
 
 def best_choices(choices: Sequence[CollectedChoice], keep: int) -> Sequence[CollectedChoice]:

@@ -35,7 +35,7 @@ class ControlOptions:
     """Arguments of the control plane's actor, the same at each restart.
 
     app, build  arguments of `ServeBackend`
-    door        address and TLS settings of its server
+    endpoint    address and TLS settings of its server
     own_key     key that `motley fleet` uses on this machine
     api_keys    file with the keys of other admins
     log_folder  folder for the log of admins' calls
@@ -44,7 +44,7 @@ class ControlOptions:
 
     app: str
     build: AppBuilder
-    door: AdminEndpoint
+    endpoint: AdminEndpoint
     own_key: StoredKey
     api_keys: Path | None = None
     log_folder: Path | None = None
@@ -60,16 +60,16 @@ class ControlActor:
         access_log.write_to(options.log_folder, "admin.log")
         keys = KeyRing([options.own_key])
         store = GcsStateStore(options.app)
-        state = store.kept() or ControlState()
+        state = store.load() or ControlState()
         fleet = ServeBackend(options.app, options.build, joined=options.joined)
         self._plane = FleetReconciler(fleet, store, state)
         both = keys if options.api_keys is None else KeyFile(options.api_keys, [options.own_key])
-        door = options.door
-        again = ray.get_runtime_context().was_current_actor_reconstructed
-        if again and (port := store.port()) is not None:
-            door = replace(door, port=port, yields=False)  # keep the port that clients know
+        endpoint = options.endpoint
+        is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        if is_restarted and (port := store.port()) is not None:
+            endpoint = replace(endpoint, port=port, yields=False)  # keep the port that clients know
         self._server: grpc.aio.Server
-        self._server, self._port = await start_on_free_port(self._plane, both, door)
+        self._server, self._port = await start_on_free_port(self._plane, both, endpoint)
         store.store_port(self._port)
         self._loop = asyncio.create_task(self._plane.run())
         self._end = asyncio.create_task(_end_with_serve()) if options.joined else None

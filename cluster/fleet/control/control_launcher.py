@@ -65,12 +65,12 @@ def start_control(
     long as Serve runs there. Earlier decisions are kept in the cluster, so pools keep their targets.
     """
     stop_control(app)
-    door = choose_endpoint(options)
+    endpoint = choose_endpoint(options)
     key = new_key()
     made = ControlOptions(
         app=app,
         build=build,
-        door=door,
+        endpoint=endpoint,
         own_key=StoredKey(OWN_TENANT, hash_key(key), admin=True),
         api_keys=None if options.api_keys is None else options.api_keys.resolve(),
         log_folder=logs,
@@ -91,9 +91,9 @@ def start_control(
         )
         .remote(made)
     )
-    contact = ControlContact(f"{bracket_host(door.host)}:{door.port}", key, tls=door.tls is not None)
+    contact = ControlContact(f"{bracket_host(endpoint.host)}:{endpoint.port}", key, tls=endpoint.tls is not None)
     write_contact(folder, contact)
-    return ControlHandle(actor, contact, folder, door.host)
+    return ControlHandle(actor, contact, folder, endpoint.host)
 
 
 def is_control_running(app: str) -> bool:

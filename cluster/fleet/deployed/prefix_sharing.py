@@ -48,13 +48,13 @@ def start_embedded_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -
         return None
     binary, where = find_redis()
     if binary is None:
-        _tell(f"off: {where}")
+        _report(f"off: {where}")
         return None
-    own = EmbeddedRedis(binary, folder, cache.memory, _tell)
+    own = EmbeddedRedis(binary, folder, cache.memory, _report)
     try:
         own.start()
     except ConfigurationError as error:
-        _tell(f"off: {error.message}")
+        _report(f"off: {error.message}")
         return None
     return own
 
@@ -66,10 +66,10 @@ def limit_embedded_redis(spec: FleetSpec, shared: PrefixSharing) -> None:
     try:
         there = set_memory_limit(Path(shared.own.removeprefix("unix://")), spec.prefix_cache.memory)
     except OSError as error:
-        _tell(f"the memory of its redis-server stays as it is: {error.strerror}")
+        _report(f"the memory of its redis-server stays as it is: {error.strerror}")
     else:
         if not there:
-            _tell("its redis-server does not answer; it has the memory of now when it is started again")
+            _report("its redis-server does not answer; it has the memory of now when it is started again")
 
 
 def choose_prefix_sharing(spec: FleetSpec, own: str = "", secret: bytes | None = None) -> PrefixSharing:
@@ -88,7 +88,7 @@ def warn_if_no_embedded_redis(spec: FleetSpec, shared: PrefixSharing) -> None:
     all nodes could reach its socket.
     """
     if spec.prefix_cache.store == EMBEDDED and spec.prefix_cache.reuse and not shared.own:
-        _tell("off: what runs has no redis-server of its own; name one that its nodes reach by prefix_cache.store")
+        _report("off: what runs has no redis-server of its own; name one that its nodes reach by prefix_cache.store")
 
 
 def print_shared_dtype(spec: FleetSpec, shared: PrefixSharing) -> None:
@@ -96,7 +96,7 @@ def print_shared_dtype(spec: FleetSpec, shared: PrefixSharing) -> None:
     cache = spec.prefix_cache
     wire, why = fleet_prefix_wire(spec)
     if wire is not None and cache.wire == "auto" and prefix_access_factory(cache, shared) is not None:
-        _tell(f"pools share KV in {wire}: {why}")
+        _report(f"pools share KV in {wire}: {why}")
 
 
 def prefix_access_factory(
@@ -131,5 +131,5 @@ def read_secret(path: Path) -> bytes:
     return hashlib.sha256(text).digest()
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(f"prefix cache: {line}", file=sys.stderr, flush=True)

@@ -14,14 +14,14 @@ _WIDE, _HIGH, _LEFT, _TOP = 640, 300, 60, 50
 
 
 def plan_report(
-    asked: PlanRequest, chosen: SimulatedMix | None, tried: Sequence[SimulatedMix], *, prices: str
+    request: PlanRequest, chosen: SimulatedMix | None, tried: Sequence[SimulatedMix], *, prices: str
 ) -> dict[str, Any]:
     """Return the report as a JSON object.
 
     prices  where the prices come from
     """
-    trace = asked.trace
-    every, slo = trace.arrivals, asked.slo
+    trace = request.trace
+    every, slo = trace.arrivals, request.slo
     return {
         "plan": "gpus",
         "source": "simulated",
@@ -31,21 +31,21 @@ def plan_report(
             "output_tokens": sum(each.output_tokens for each in every) / len(every),
         },
         "settings": {
-            "model": asked.model.name, "ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "share": asked.share,
-            "seed": asked.seed, "prices": prices,
+            "model": request.model.name, "ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "share": request.share,
+            "seed": request.seed, "prices": prices,
             "gpus": [
                 {
                     "gpu": offer.gpu, "device": find_table_device(offer.gpu).name, "price_per_hour": offer.price,
                     "attained": asdict(offer.attained),
                 }
-                for offer in asked.offers
+                for offer in request.offers
             ],
         },
-        "chosen": None if chosen is None else format_mix(asked.offers, chosen.mix),
+        "chosen": None if chosen is None else format_mix(request.offers, chosen.mix),
         "rows": [
             {
-                "mix": format_mix(asked.offers, each.mix), "cost_per_hour": each.cost, "share": each.share,
-                "enough": each.share >= asked.share, "chosen": each is chosen, **each.measured.to_json(),
+                "mix": format_mix(request.offers, each.mix), "cost_per_hour": each.cost, "share": each.share,
+                "enough": each.share >= request.share, "chosen": each is chosen, **each.measured.to_json(),
             }
             for each in tried
         ],
@@ -63,7 +63,7 @@ def rates_source(found: Mapping[str, Any]) -> str:
 
 def plan_svg(found: Mapping[str, Any]) -> str:
     """Return a chart of every simulated mix: its cost, and the share of requests that it served in time."""
-    rows, wanted = found["rows"], found["settings"]["share"]
+    rows, min_share = found["rows"], found["settings"]["share"]
     dearest = max((row["cost_per_hour"] for row in rows), default=1.0) * 1.1 or 1.0
 
     def x(cost: float) -> float:
@@ -84,8 +84,8 @@ def plan_svg(found: Mapping[str, Any]) -> str:
             f'<text x="{_LEFT - 6}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>'
         )
     parts.append(
-        f'<line x1="{_LEFT}" x2="{_LEFT + _WIDE}" y1="{y(wanted):.1f}" y2="{y(wanted):.1f}" stroke="#c2410c" '
-        f'stroke-dasharray="4"/><text x="{_LEFT + _WIDE + 4}" y="{y(wanted) + 4:.1f}">wanted: {wanted:.1%}</text>'
+        f'<line x1="{_LEFT}" x2="{_LEFT + _WIDE}" y1="{y(min_share):.1f}" y2="{y(min_share):.1f}" stroke="#c2410c" '
+        f'stroke-dasharray="4"/><text x="{_LEFT + _WIDE + 4}" y="{y(min_share) + 4:.1f}">wanted: {min_share:.1%}</text>'
     )
     for tick in range(5):
         cost = dearest * tick / 4

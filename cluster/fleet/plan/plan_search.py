@@ -71,53 +71,53 @@ class SimulatedMix:
 
 
 def search_cheapest_mix(
-    asked: PlanRequest, progress: Progress = lambda _: None
+    request: PlanRequest, progress: Progress = lambda _: None
 ) -> tuple[SimulatedMix | None, list[SimulatedMix]]:
     """Return the cheapest mix that was enough (None: none was), and all mixes that were simulated, by cost."""
-    return _MixSearch(asked, progress).run()
+    return _MixSearch(request, progress).run()
 
 
-def guess_mix(asked: PlanRequest, factor: float = 1.0) -> MixCounts:
+def guess_mix(request: PlanRequest, factor: float = 1.0) -> MixCounts:
     """Return the cheapest mix for `factor` times the trace's mean load, by arithmetic alone."""
-    return _mix(asked, _shares(asked), factor, range(len(asked.offers)))
+    return _mix(request, _shares(request), factor, range(len(request.offers)))
 
 
-def _shares(asked: PlanRequest) -> list[float]:
+def _shares(request: PlanRequest) -> list[float]:
     """Return the share of the trace's mean load that one replica of each class serves.
 
     Raises InvalidRequest for an unknown GPU.
     """
-    every, seconds = asked.trace.arrivals, asked.trace.seconds
+    every, seconds = request.trace.arrivals, request.trace.seconds
     prompts, outputs = sum(each.prompt_tokens for each in every), sum(each.output_tokens for each in every)
-    load = OfferedLoad(asked.trace.rate, prompts / seconds, outputs / seconds)
+    load = OfferedLoad(request.trace.rate, prompts / seconds, outputs / seconds)
     speeds = [
-        profile_speed(_replicas(asked, [int(each is offer) for each in asked.offers])[0].profile())
-        for offer in asked.offers
+        profile_speed(_replicas(request, [int(each is offer) for each in request.offers])[0].profile())
+        for offer in request.offers
     ]
-    return [carried_share(speed, asked.slo, load) for speed in speeds]
+    return [carried_share(speed, request.slo, load) for speed in speeds]
 
 
-def _mix(asked: PlanRequest, shares: Sequence[float], factor: float, allowed: Sequence[int]) -> MixCounts:
+def _mix(request: PlanRequest, shares: Sequence[float], factor: float, allowed: Sequence[int]) -> MixCounts:
     return cheapest_counts(
         [
             ReplicaClass(offer.price, share / factor, 0, MAX_REPLICAS_IN_MIX if at in allowed else 0)
-            for at, (offer, share) in enumerate(zip(asked.offers, shares, strict=True))
+            for at, (offer, share) in enumerate(zip(request.offers, shares, strict=True))
         ],
-        least=1,
+        min_replicas=1,
     )
 
 
 class _MixSearch:
-    def __init__(self, asked: PlanRequest, progress: Progress) -> None:
-        self._asked = asked
+    def __init__(self, request: PlanRequest, progress: Progress) -> None:
+        self._request = request
         self._progress = progress
         self._tried: dict[MixCounts, SimulatedMix] = {}
-        self._shares = _shares(asked)
+        self._shares = _shares(request)
 
     def run(self) -> tuple[SimulatedMix | None, list[SimulatedMix]]:
         if not any(self._shares):
-            gpus = ", ".join(offer.gpu for offer in self._asked.offers)
-            slo = f"ttft={self._asked.slo.ttft_s:g}, tpot={self._asked.slo.tpot_s:g}"
+            gpus = ", ".join(offer.gpu for offer in self._request.offers)
+            slo = f"ttft={self._request.slo.ttft_s:g}, tpot={self._request.slo.tpot_s:g}"
             raise InvalidRequest(f"slo: none of {gpus} holds {slo} for a mean request of this trace", param="slo")
         best = self._climb(range(len(self._shares)))
         while best is not None and (better := self._cheaper(best)) is not None:
@@ -133,7 +133,7 @@ class _MixSearch:
 
         A larger one is assumed to be if a smaller one is.
         """
-        mixes = list(dict.fromkeys(_mix(self._asked, self._shares, factor, allowed) for factor in _LADDER))
+        mixes = list(dict.fromkeys(_mix(self._request, self._shares, factor, allowed) for factor in _LADDER))
         mixes = [mix for mix in mixes if any(mix)]
         low, high, best = 0, len(mixes), None
         while low < high:
@@ -176,35 +176,35 @@ class _MixSearch:
     def _try(self, mix: MixCounts) -> SimulatedMix | None:
         """Simulate a mix, or return the earlier result; None if no simulation is left."""
         if mix not in self._tried:
-            if len(self._tried) >= self._asked.tries:
+            if len(self._tried) >= self._request.tries:
                 return None
-            self._progress(f"simulating {format_mix(self._asked.offers, mix)}")
-            self._tried[mix] = _simulate_mix(self._asked, mix, self._cost(mix))
+            self._progress(f"simulating {format_mix(self._request.offers, mix)}")
+            self._tried[mix] = _simulate_mix(self._request, mix, self._cost(mix))
         return self._tried[mix]
 
     def _cost(self, mix: MixCounts) -> float:
-        return sum(offer.price * count for offer, count in zip(self._asked.offers, mix, strict=True))
+        return sum(offer.price * count for offer, count in zip(self._request.offers, mix, strict=True))
 
     def _does(self, tried: SimulatedMix) -> bool:
-        return tried.share >= self._asked.share
+        return tried.share >= self._request.share
 
 
-def _simulate_mix(asked: PlanRequest, mix: MixCounts, cost: float) -> SimulatedMix:
-    replicas = _replicas(asked, mix)
-    router = MotleyRouter(replicas, asked.slo, asked.seed)
-    outcome = simulate(replicas, asked.trace.arrivals, [router], asked.seed)
-    found = measure_outcome(outcome, asked.slo, 0.0, asked.trace.seconds)
+def _simulate_mix(request: PlanRequest, mix: MixCounts, cost: float) -> SimulatedMix:
+    replicas = _replicas(request, mix)
+    router = MotleyRouter(replicas, request.slo, request.seed)
+    outcome = simulate(replicas, request.trace.arrivals, [router], request.seed)
+    found = measure_outcome(outcome, request.slo, 0.0, request.trace.seconds)
     return SimulatedMix(mix, cost, found.goodput / found.offered, found)
 
 
-def _replicas(asked: PlanRequest, mix: Sequence[int]) -> list[SimulatedReplica]:
+def _replicas(request: PlanRequest, mix: Sequence[int]) -> list[SimulatedReplica]:
     """Return the replicas of a mix, at the rates that were measured where there are any.
 
     The engines' limits are those of the GPU in the device table.
     """
     found: list[SimulatedReplica] = []
-    for offer, count in zip(asked.offers, mix, strict=True):
-        for each in simulated_fleet(f"{count}*{offer.gpu}", asked.model, asked.seed, hidden=0.0) if count else ():
+    for offer, count in zip(request.offers, mix, strict=True):
+        for each in simulated_fleet(f"{count}*{offer.gpu}", request.model, request.seed, hidden=0.0) if count else ():
             published = replace(each.published, attained=offer.attained)
             found.append(replace(each, name=f"{offer.gpu} {len(found)}", published=published, true=published))
     return found

@@ -140,7 +140,9 @@ def _read_mooncake(lines: Iterator[tuple[int, str]]) -> Iterator[Arrival | None]
         if not isinstance(ids, list) or not all(type(each) is int and abs(each) < 1 << 62 for each in ids):
             raise _line_error(number, "hash_ids", ids, "a list of whole numbers")
         at_s = _time(fields, "timestamp", number) / 1000
-        yield _arrival(at_s, _tokens(fields, "input_length", number), _answer(fields, "output_length", number), ids)
+        yield _arrival(
+            at_s, _tokens(fields, "input_length", number), _output_tokens(fields, "output_length", number), ids
+        )
 
 
 def _read_table(header: Sequence[str], lines: Iterator[tuple[int, str]], row: _Row) -> Iterator[Arrival | None]:
@@ -162,13 +164,13 @@ def _azure_arrival(fields: Fields, number: int) -> Arrival | None:
     except ValueError as error:
         raise _line_error(number, "TIMESTAMP", text, "a time such as 2023-11-16 18:17:03.979") from error
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    prompt, output = _tokens(fields, "ContextTokens", number), _answer(fields, "GeneratedTokens", number)
+    prompt, output = _tokens(fields, "ContextTokens", number), _output_tokens(fields, "GeneratedTokens", number)
     return _arrival(at.timestamp(), prompt, output)
 
 
 def _burstgpt_arrival(fields: Fields, number: int) -> Arrival | None:
     at_s = _time(fields, "Timestamp", number)
-    return _arrival(at_s, _tokens(fields, "Request tokens", number), _answer(fields, "Response tokens", number))
+    return _arrival(at_s, _tokens(fields, "Request tokens", number), _output_tokens(fields, "Response tokens", number))
 
 
 _Row = Callable[[Fields, int], Arrival | None]
@@ -190,10 +192,10 @@ def _time(fields: Fields, name: str, number: int) -> float:
 
 
 def _tokens(fields: Fields, name: str, number: int) -> int:
-    return max(1, _answer(fields, name, number))
+    return max(1, _output_tokens(fields, name, number))
 
 
-def _answer(fields: Fields, name: str, number: int) -> int:
+def _output_tokens(fields: Fields, name: str, number: int) -> int:
     tokens = _number(fields, name, number, int)
     if not 0 <= tokens <= _MAX_TOKENS:
         raise _line_error(number, name, tokens, f"0 to {_MAX_TOKENS} tokens")

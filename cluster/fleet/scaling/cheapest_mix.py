@@ -31,27 +31,27 @@ class ReplicaClass:
     maximum: int
 
 
-def cheapest_counts(classes: Sequence[ReplicaClass], *, least: int = 0) -> tuple[int, ...]:
-    """Return the cheapest numbers of replicas of each class that serve the whole load, at least `least` in all.
+def cheapest_counts(classes: Sequence[ReplicaClass], *, min_replicas: int = 0) -> tuple[int, ...]:
+    """Return the cheapest numbers of replicas of each class that serve the whole load, at least `min_replicas` in all.
 
     Returns all allowed replicas if even these cannot. Every replica is assumed to get all kinds of requests alike, so
     classes that are good at one kind are not given only that.
     """
-    return _solve_counts(tuple(classes), least)
+    return _solve_counts(tuple(classes), min_replicas)
 
 
 @lru_cache(maxsize=64)  # a steady load asks the same each time
-def _solve_counts(classes: tuple[ReplicaClass, ...], least: int) -> tuple[int, ...]:
+def _solve_counts(classes: tuple[ReplicaClass, ...], min_replicas: int) -> tuple[int, ...]:
     useful = [each.share > _NEVER for each in classes]
     ends = [each.maximum if use else each.minimum for each, use in zip(classes, useful, strict=True)]
     shares = np.array([each.share if use else 0.0 for each, use in zip(classes, useful, strict=True)])
-    if shares @ ends < 1.0 or sum(end for end, use in zip(ends, useful, strict=True) if use) < least:
+    if shares @ ends < 1.0 or sum(end for end, use in zip(ends, useful, strict=True) if use) < min_replicas:
         return tuple(ends)
     dearest = max((each.cost for each in classes), default=0.0) or 1.0
     fastest = max(shares.max(initial=0.0), _NEVER)
     price = [each.cost / dearest + _TIE * (2 - share / fastest) for each, share in zip(classes, shares, strict=True)]
     covering = LinearConstraint(
-        np.array([np.minimum(shares, 1.0), np.array(useful, dtype=float)]), lb=[1.0, float(least)]
+        np.array([np.minimum(shares, 1.0), np.array(useful, dtype=float)]), lb=[1.0, float(min_replicas)]
     )
     solved = milp(
         _COSTLIEST * np.array(price), constraints=covering, integrality=np.ones(len(classes)),

@@ -7,7 +7,7 @@ from .replica_capacity import OfferedLoad
 from .scaling_hysteresis import SlidingMaximum
 from .scaling_policy import FleetObservation
 
-_ANSWER = 150.0  # assumed tokens of an answer until some have ended
+_DEFAULT_OUTPUT_TOKENS = 150.0  # assumed tokens of an answer until some have ended
 _LENGTHS_S = 120.0  # time over which the mean length of answers is taken
 _SHORTER_S = 600.0  # time over which a shorter mean is adopted, since answers of refused requests are not seen
 
@@ -28,9 +28,9 @@ class DemandForecast:
         self._prompts = RateForecast()
         self._lengths = RateForecast(recent_s=_LENGTHS_S), RateForecast(recent_s=_LENGTHS_S)
         self._caches = RateForecast(recent_s=_LENGTHS_S), RateForecast(recent_s=_LENGTHS_S)
-        self._answer = _ANSWER
+        self._output_tokens = _DEFAULT_OUTPUT_TOKENS
         self._last: float | None = None
-        self._most = (
+        self._maxima = (
             SlidingMaximum(settle_s),
             SlidingMaximum(settle_s),
             SlidingMaximum(settle_s),
@@ -40,11 +40,11 @@ class DemandForecast:
     @property
     def settled(self) -> bool:
         """Whether the load has been observed for `settle_s` seconds since the start or the last `reset`."""
-        return all(each.settled for each in self._most)
+        return all(each.settled for each in self._maxima)
 
     def reset(self) -> None:
         """Forget the highest load of the recent past, but not the forecast."""
-        for each in self._most:
+        for each in self._maxima:
             each.reset()
 
     def saw(self, observed: FleetObservation, horizon_s: float) -> tuple[OfferedLoad, OfferedLoad]:
@@ -55,13 +55,18 @@ class DemandForecast:
         now = observed.now
         self._requests.saw(now, observed.requests_per_s)
         self._prompts.saw(now, observed.prompt_tokens_per_s)
-        self._follow_answers(observed)
+        self._follow_output_tokens(observed)
         requests = self._requests.after(horizon_s)
         waiting = sum(pool.queued_tokens for pool in observed.pools)
         behind = max(0.0, waiting - self._prompts.recent * self._ttft_s) / self._catch_up_s
-        coming = requests, self._prompts.after(horizon_s) + behind, requests * self._answer, self._computed(observed)
-        most = (each.saw(now, value) for each, value in zip(self._most, coming, strict=True))
-        return _offered_load(*coming), _offered_load(*most)
+        coming = (
+            requests,
+            self._prompts.after(horizon_s) + behind,
+            requests * self._output_tokens,
+            self._computed(observed),
+        )
+        maximum = (each.saw(now, value) for each, value in zip(self._maxima, coming, strict=True))
+        return _offered_load(*coming), _offered_load(*maximum)
 
     def _computed(self, observed: FleetObservation) -> float:
         """Return the share of prompt tokens that were not cached recently."""
@@ -70,17 +75,17 @@ class DemandForecast:
         prompts.saw(observed.now, observed.prompt_tokens_per_s)
         return 1.0 - min(hits.recent / prompts.recent, 1.0) if prompts.recent > 0 else 1.0
 
-    def _follow_answers(self, observed: FleetObservation) -> None:
+    def _follow_output_tokens(self, observed: FleetObservation) -> None:
         """Adopt longer answers at once, and shorter ones slowly."""
-        since, self._last = observed.now - (observed.now if self._last is None else self._last), observed.now
+        elapsed_s, self._last = observed.now - (observed.now if self._last is None else self._last), observed.now
         outputs, requests = self._lengths
         outputs.saw(observed.now, observed.output_tokens_per_s)
         requests.saw(observed.now, observed.requests_per_s)
         if requests.recent <= 0:
             return
         mean = outputs.recent / requests.recent
-        share = 1.0 if mean > self._answer else min(since / _SHORTER_S, 1.0)
-        self._answer += share * (mean - self._answer)
+        share = 1.0 if mean > self._output_tokens else min(elapsed_s / _SHORTER_S, 1.0)
+        self._output_tokens += share * (mean - self._output_tokens)
 
 
 def _offered_load(requests: float, prompt_tokens: float, output_tokens: float, computed: float) -> OfferedLoad:

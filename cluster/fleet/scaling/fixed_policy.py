@@ -21,7 +21,7 @@ class FixedPolicy:
     def decide(self, observed: FleetObservation) -> tuple[ReplicaTarget, ...]:
         targets: list[ReplicaTarget] = []
         for pool in observed.pools:
-            wanted = self._replicas.get(pool.name, pool.target)
-            reason = f"fixed at {wanted}, of {pool.minimum} to {pool.maximum}"
-            targets += target_change(pool, wanted, reason)
+            replicas = self._replicas.get(pool.name, pool.target)
+            reason = f"fixed at {replicas}, of {pool.minimum} to {pool.maximum}"
+            targets += target_change(pool, replicas, reason)
         return tuple(targets)

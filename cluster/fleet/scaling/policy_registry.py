@@ -21,12 +21,12 @@ def create_policy(name: str, slo: Slo, **settings: Any) -> ScalingPolicy:
     """Return a new policy. Raises InvalidRequest for an unknown policy or setting, or a wrong value."""
     if name not in POLICIES:
         raise InvalidRequest(f"policy: {name!r} is not known; expected one of {', '.join(POLICIES)}", param="policy")
-    known = [
+    names = [
         each for each, kind in inspect.signature(POLICIES[name]).parameters.items() if kind.kind == kind.KEYWORD_ONLY
     ]
     for setting, value in settings.items():
-        if setting not in known:
-            expected = ", ".join(known)
+        if setting not in names:
+            expected = ", ".join(names)
             raise InvalidRequest(
                 f"{setting}: policy {name!r} has no such setting; expected one of {expected}", param=setting
             )
@@ -45,5 +45,5 @@ def _check_setting(setting: str, value: Any) -> None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
     if not number or (value == 0 and setting in _POSITIVE):
-        least = "above 0" if setting in _POSITIVE else "from 0"
-        raise InvalidRequest(f"{setting}: {value!r} is not accepted; expected a number {least}", param=setting)
+        bound = "above 0" if setting in _POSITIVE else "from 0"
+        raise InvalidRequest(f"{setting}: {value!r} is not accepted; expected a number {bound}", param=setting)

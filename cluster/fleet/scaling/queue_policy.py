@@ -41,7 +41,7 @@ class QueuePolicy:
         self._tolerance = tolerance
         self._settle_s = settle_s
         self._idle_s = idle_s
-        self._wanted: dict[str, SlidingMaximum] = {}
+        self._desired: dict[str, SlidingMaximum] = {}
         self._idle = IdleTimer()
         self._overdue = OverdueStarts()
         self._time = ObservedTime()
@@ -50,11 +50,11 @@ class QueuePolicy:
     def decide(self, observed: FleetObservation) -> tuple[ReplicaTarget, ...]:
         observed = replace(observed, now=self._time.saw(observed.now))
         for name in self._left.changed_by_others(observed.pools):
-            self._wanted[name] = SlidingMaximum(self._settle_s)
+            self._desired[name] = SlidingMaximum(self._settle_s)
             self._idle.reset()
         idle = self._idle.saw(observed) >= self._idle_s
-        late = self._overdue.saw(observed)
-        first = choose_first_pool(observed.pools, late) if observed.held else None
+        overdue = self._overdue.saw(observed)
+        first = choose_first_pool(observed.pools, overdue) if observed.held else None
         targets: list[ReplicaTarget] = []
         for pool in observed.pools:
             if pool is first:
@@ -63,27 +63,27 @@ class QueuePolicy:
                 )
             else:
                 targets += self._target(observed.now, pool, idle)
-        self._left.leave(observed.pools, targets)
+        self._left.record_targets(observed.pools, targets)
         return tuple(targets)
 
     def _target(self, now: float, pool: PoolObservation, idle: bool) -> tuple[ReplicaTarget, ...]:
-        wanted, reason = self._of(pool, idle)
-        latest = self._wanted[pool.name]
-        most = int(latest.saw(now, wanted))
+        desired, reason = self._of(pool, idle)
+        latest = self._desired[pool.name]
+        max_desired = int(latest.saw(now, desired))
         if idle:
             return target_change(pool, 0, f"no request for {self._idle_s:g} s")
-        if wanted > pool.target:
-            return target_change(pool, wanted, reason)
-        if most < pool.target and latest.settled:
-            return target_change(pool, most, f"no more than {most} wanted for {self._settle_s:g} s")
+        if desired > pool.target:
+            return target_change(pool, desired, reason)
+        if max_desired < pool.target and latest.settled:
+            return target_change(pool, max_desired, f"no more than {max_desired} wanted for {self._settle_s:g} s")
         return target_change(pool, pool.target, "within its bounds")
 
     def _of(self, pool: PoolObservation, idle: bool) -> tuple[int, str]:
         """Return how many replicas bring the pool to its target load, and the reason."""
         sequences = pool.running + pool.waiting
-        wanted = max(sequences / self._running, pool.queued_tokens / self._queued_tokens)
+        desired = max(sequences / self._running, pool.queued_tokens / self._queued_tokens)
         # Loads within the tolerance leave the pool as it is.
-        if pool.target * (1 - self._tolerance) <= wanted <= pool.target * (1 + self._tolerance):
+        if pool.target * (1 - self._tolerance) <= desired <= pool.target * (1 + self._tolerance):
             return pool.target, "near its target"
-        least = 0 if idle or pool.target == 0 else 1
-        return max(math.ceil(wanted - 1e-9), least), f"{sequences} sequences and {pool.queued_tokens} queued tokens"
+        minimum = 0 if idle or pool.target == 0 else 1
+        return max(math.ceil(desired - 1e-9), minimum), f"{sequences} sequences and {pool.queued_tokens} queued tokens"

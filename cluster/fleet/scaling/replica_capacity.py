@@ -72,34 +72,34 @@ def carried_share(speed: ReplicaSpeed, slo: Slo, load: OfferedLoad) -> float:
 
     0: it cannot meet the objectives for such requests.
     """
-    most = int(min(speed.max_running, speed.kv_tokens // max(load.prompt + load.output, 1.0)))
-    if most < 1 or load.requests <= 0:
+    max_running = int(min(speed.max_running, speed.kv_tokens // max(load.prompt + load.output, 1.0)))
+    if max_running < 1 or load.requests <= 0:
         return 0.0
-    running = np.arange(1.0, most + 1)
+    running = np.arange(1.0, max_running + 1)
     contexts_s = speed.context_s * (load.prompt + load.output / 2) * running
     alone_s = np.interp(running, PROFILED_BATCH_SIZES, speed.decode_s) + contexts_s
     full_s = speed.chunk / speed.prefill_tokens_per_s + contexts_s
     rate = np.maximum(speed.chunk - running, 0.0) / full_s
     slow_s = np.maximum(full_s, alone_s)
-    most_full = np.minimum(
+    max_full = np.minimum(
         _full_share_by_tpot(alone_s, slow_s, slo.tpot_s * MARGIN), _full_share_by_ttft(load.computed, rate, slo.ttft_s)
     )
     # More time for prompts leaves less for decodes: the best split is where both serve the same share of the load.
     gone = 1 / alone_s - 1 / slow_s
     per_prompt, per_output = load.computed * max(load.requests, _MIN_POSITIVE), max(load.output_tokens, _MIN_POSITIVE)
     level = running / alone_s / per_output / np.maximum(rate / per_prompt + running * gone / per_output, _MIN_POSITIVE)
-    full = np.minimum(level, most_full)
+    full = np.minimum(level, max_full)
     share = np.minimum(full * rate / per_prompt, running * (1 / alone_s - full * gone) / per_output)
-    return float(np.max(np.where(most_full > 0, share, 0.0)))
+    return float(np.max(np.where(max_full > 0, share, 0.0)))
 
 
 def _full_share_by_tpot(alone_s: Floats, slow_s: Floats, tpot_s: float) -> Floats:
     """Return the largest share of full steps that meets TPOT; 0 where even decodes alone are too slow."""
     gone = 1 / alone_s - 1 / slow_s
-    spare = 1 / alone_s - 1 / tpot_s
-    some = np.divide(spare, gone, out=np.ones_like(gone), where=gone > 0)
-    most: Floats = np.where(alone_s > tpot_s, 0.0, np.where(slow_s <= tpot_s, 1.0, np.clip(some, 0.0, 1.0)))
-    return most
+    slack_s = 1 / alone_s - 1 / tpot_s
+    some = np.divide(slack_s, gone, out=np.ones_like(gone), where=gone > 0)
+    max_share: Floats = np.where(alone_s > tpot_s, 0.0, np.where(slow_s <= tpot_s, 1.0, np.clip(some, 0.0, 1.0)))
+    return max_share
 
 
 def _full_share_by_ttft(prompt: float, rate: Floats, ttft_s: float) -> Floats:

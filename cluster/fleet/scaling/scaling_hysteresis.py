@@ -45,7 +45,7 @@ class ExternalScalingDetector:
         """Return the names of the pools that an operator or new bounds have scaled, and of new pools."""
         return frozenset(pool.name for pool in pools if self._left.get(pool.name) != pool.target)
 
-    def leave(self, pools: Sequence[PoolObservation], targets: Sequence[ReplicaTarget]) -> None:
+    def record_targets(self, pools: Sequence[PoolObservation], targets: Sequence[ReplicaTarget]) -> None:
         """Record the targets after the policy's decision."""
         decided = {target.pool: target.replicas for target in targets}
         self._left = {pool.name: decided.get(pool.name, pool.target) for pool in pools}
@@ -111,16 +111,16 @@ class OverdueStarts:
         self._since: dict[str, tuple[float, int]] = {}  # pool -> time of its last progress, replicas ready then
 
     def saw(self, observed: FleetObservation) -> frozenset[str]:
-        late = set()
+        overdue = set()
         for pool in observed.pools:
-            since, ready = self._since.get(pool.name, (observed.now, 0))
+            progress_s, ready = self._since.get(pool.name, (observed.now, 0))
             if not pool.starting or pool.ready > ready:
-                since = observed.now
-            self._since[pool.name] = since, pool.ready
+                progress_s = observed.now
+            self._since[pool.name] = progress_s, pool.ready
             never = not pool.placeable and not pool.ready
-            if never or observed.now - since > _OVERDUE * pool.cold_start_s + _OVERDUE_S:
-                late.add(pool.name)
-        return frozenset(late)
+            if never or observed.now - progress_s > _OVERDUE * pool.cold_start_s + _OVERDUE_S:
+                overdue.add(pool.name)
+        return frozenset(overdue)
 
 
 def clamp_replicas(pool: PoolObservation, replicas: int) -> int:
@@ -133,14 +133,14 @@ def target_change(pool: PoolObservation, replicas: int, reason: str) -> tuple[Re
     return () if replicas == pool.target else (ReplicaTarget(pool.name, replicas, reason),)
 
 
-def choose_first_pool(pools: Sequence[PoolObservation], late: Collection[str] = ()) -> PoolObservation | None:
+def choose_first_pool(pools: Sequence[PoolObservation], overdue: Collection[str] = ()) -> PoolObservation | None:
     """Return the pool whose first replica should start for waiting requests: the fastest to start, then the cheapest.
 
-    None: some replica exists or is coming, or none is allowed. Pools named in `late` do not count, unless no other is
-    allowed any: then one is wanted of those all the same, so that it is told why it does not come.
+    None: some replica exists or is coming, or none is allowed. Pools named in `overdue` do not count, unless no other
+    is allowed any: then one is wanted of those all the same, so that the reason why it does not come is reported.
     """
     allowed = [pool for pool in pools if pool.maximum or pool.target or pool.ready or pool.starting]
-    counted = [pool for pool in allowed if pool.name not in late] or allowed
+    counted = [pool for pool in allowed if pool.name not in overdue] or allowed
     if any(pool.ready or pool.starting or pool.target for pool in counted):
         return None
     return min(counted, key=lambda pool: (pool.cold_start_s, pool.cost_per_hour), default=None)

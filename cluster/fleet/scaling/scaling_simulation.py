@@ -76,9 +76,9 @@ class _ScalingSimulation(FleetSimulation):
         self, pools: Sequence[SimulatedPool], model: SimulatedModel, traffic: Iterable[Arrival], policy: ScalingPolicy,
         slo: Slo, seed: int, ingresses: int,
     ) -> None:  # fmt: skip
-        self._known = simulated_fleet("+".join(f"{pool.maximum}*{pool.gpu}" for pool in pools), model, seed)
-        self._routers_of_all = [MotleyRouter(self._known, slo, 1000 * seed + number) for number in range(ingresses)]
-        super().__init__(self._known, traffic, self._routers_of_all, seed)
+        self._fleet = simulated_fleet("+".join(f"{pool.maximum}*{pool.gpu}" for pool in pools), model, seed)
+        self._routers_of_all = [MotleyRouter(self._fleet, slo, 1000 * seed + number) for number in range(ingresses)]
+        super().__init__(self._fleet, traffic, self._routers_of_all, seed)
         self._pools = pools
         self._policy = policy
         ends = [0]
@@ -86,13 +86,15 @@ class _ScalingSimulation(FleetSimulation):
             ends.append(ends[-1] + pool.maximum)
         self._numbers = [range(first, end) for first, end in pairwise(ends)]
         self._pool_of = [pool for pool in pools for _ in range(pool.maximum)]
-        self._places = [_ReplicaPhase.FREE] * len(self._known)
-        self._wanted_at = [0.0] * len(self._known)
-        self._turns = [0] * len(self._known)  # numbers of starts, to tell an abandoned start from a later one
+        self._places = [_ReplicaPhase.FREE] * len(self._fleet)
+        self._requested_s = [0.0] * len(self._fleet)
+        self._turns = [0] * len(self._fleet)  # numbers of starts, to tell an abandoned start from a later one
         self._targets = [pool.initial for pool in pools]
-        self._seen = [bool(pool.initial) for pool in pools]  # whether a replica was ever ready, so its speed is known
-        self._held: deque[tuple[int, SimulatedRequest]] = deque()
-        self._came = ArrivalCounts()  # arrivals since the policy was last asked
+        self._was_ready = [
+            bool(pool.initial) for pool in pools
+        ]  # whether a replica was ever ready, so its speed is known
+        self._waiting: deque[tuple[int, SimulatedRequest]] = deque()
+        self._arrivals = ArrivalCounts()  # arrivals since the policy last decided
         self._scaled = ScalingOutcome(self._outcome)
 
     def scaled(self) -> ScalingOutcome:
@@ -104,7 +106,7 @@ class _ScalingSimulation(FleetSimulation):
 
     @property
     def _live(self) -> bool:
-        return super()._live or bool(self._held)
+        return super()._live or bool(self._waiting)
 
     def _start(self) -> None:
         for numbers, pool in zip(self._numbers, self._pools, strict=True):
@@ -114,15 +116,15 @@ class _ScalingSimulation(FleetSimulation):
                 self._places[number] = _ReplicaPhase.READY
                 self._usable(number, True)
                 self._push(self._rng.uniform(0, 0.2), PUBLISH, number)
-        self._push(0.0, CALL, self._look)
+        self._push(0.0, CALL, self._decide)
 
     def _arrive(self, now: float, arrival: Arrival) -> None:
-        self._came += ArrivalCounts(requests=1, prompt_tokens=arrival.prompt_tokens)
+        self._arrivals += ArrivalCounts(requests=1, prompt_tokens=arrival.prompt_tokens)
         if _ReplicaPhase.READY in self._places:
             super()._arrive(now, arrival)
             return
         job = self._job(arrival)
-        self._held.append((len(self._outcome.jobs), job))
+        self._waiting.append((len(self._outcome.jobs), job))
         self._outcome.jobs.append(job)
         self._outcome.replicas.append(None)
 
@@ -131,25 +133,31 @@ class _ScalingSimulation(FleetSimulation):
             super()._publish(now, number)
 
     def _ended(self, job: SimulatedRequest) -> None:
-        self._came += ArrivalCounts(output_tokens=job.output_tokens)
+        self._arrivals += ArrivalCounts(output_tokens=job.output_tokens)
 
     def _end_step(self, now: float, number: int) -> None:
         super()._end_step(now, number)
         if self._places[number] is _ReplicaPhase.DRAINING:
-            self._leave(now, number)
+            self._finish_drain(now, number)
 
-    def _look(self, now: float) -> None:
+    def _decide(self, now: float) -> None:
         states = tuple(self._state(at) for at in range(len(self._pools)))
-        rates, self._came = (self._came + ArrivalCounts(seconds=POLICY_INTERVAL_S)).rates, ArrivalCounts()
-        seen = FleetObservation(
-            now, states, rates.requests, rates.prompt_tokens, rates.output_tokens, len(self._held), rates.cached_tokens
+        rates, self._arrivals = (self._arrivals + ArrivalCounts(seconds=POLICY_INTERVAL_S)).rates, ArrivalCounts()
+        observed = FleetObservation(
+            now,
+            states,
+            rates.requests,
+            rates.prompt_tokens,
+            rates.output_tokens,
+            len(self._waiting),
+            rates.cached_tokens,
         )
         by_name = {state.name: at for at, state in enumerate(states)}
-        for target in self._policy.decide(seen):
+        for target in self._policy.decide(observed):
             self._scaled.decisions.append((now, target))
             self._scale(now, by_name[target.pool], target.replicas)
         self._scaled.ready.append((now, tuple(state.ready for state in states)))
-        self._push(now + POLICY_INTERVAL_S, CALL, self._look)
+        self._push(now + POLICY_INTERVAL_S, CALL, self._decide)
 
     def _state(self, at: int) -> PoolObservation:
         pool, numbers = self._pools[at], self._numbers[at]
@@ -157,7 +165,7 @@ class _ScalingSimulation(FleetSimulation):
         loads = [self._replicas[number].load() for number in ready]
         return PoolObservation(
             pool.gpu, pool.minimum, pool.maximum, self._targets[at], len(ready), len(self._in(at,
-            _ReplicaPhase.STARTING)), profile_speed(self._known[numbers[0]].profile()) if self._seen[at] else None,
+            _ReplicaPhase.STARTING)), profile_speed(self._fleet[numbers[0]].profile()) if self._was_ready[at] else None,
             pool.cost_per_hour, pool.cold_start_s, sum(load.queued_prefill_tokens for load in loads),
             sum(load.running for load in loads), sum(load.waiting for load in loads),
         )  # fmt: skip
@@ -170,16 +178,16 @@ class _ScalingSimulation(FleetSimulation):
         for _ in range(there - target):
             starting, ready = self._in(at, _ReplicaPhase.STARTING), self._in(at, _ReplicaPhase.READY)
             if starting:
-                self._free(now, max(starting, key=self._wanted_at.__getitem__))
+                self._free(now, max(starting, key=self._requested_s.__getitem__))
                 continue
             leaving = min(ready, key=lambda number: self._replicas[number].num_sequences)
             self._places[leaving] = _ReplicaPhase.DRAINING
             self._usable(leaving, False)
-            self._leave(now, leaving)
+            self._finish_drain(now, leaving)
 
     def _begin_start(self, now: float, number: int) -> None:
         self._places[number] = _ReplicaPhase.STARTING
-        self._wanted_at[number] = now
+        self._requested_s[number] = now
         self._turns[number] += 1
         turn = self._turns[number]
 
@@ -191,25 +199,25 @@ class _ScalingSimulation(FleetSimulation):
 
     def _come(self, now: float, number: int) -> None:
         busy_s = self._replicas[number].busy_s
-        self._replicas[number] = make_virtual_replica(self._known[number])
+        self._replicas[number] = make_virtual_replica(self._fleet[number])
         self._replicas[number].busy_s = busy_s
         self._places[number] = _ReplicaPhase.READY
-        self._seen[self._pools.index(self._pool_of[number])] = True
+        self._was_ready[self._pools.index(self._pool_of[number])] = True
         self._usable(number, True)
         self._publish(now, number)
         self._release(now)
 
     def _release(self, now: float) -> None:
         """Place held requests in the order of their arrival while there is capacity; try again later for the rest."""
-        while self._held and _ReplicaPhase.READY in self._places:
-            index, job = self._held[0]
+        while self._waiting and _ReplicaPhase.READY in self._places:
+            index, job = self._waiting[0]
             taken = self._outcome.replicas[index] = self._place(now, job)
             if taken is None:
                 self._push(now + RELEASE_S, CALL, self._release)
                 return
-            self._held.popleft()
+            self._waiting.popleft()
 
-    def _leave(self, now: float, number: int) -> None:
+    def _finish_drain(self, now: float, number: int) -> None:
         if not self._replicas[number].scheduler:
             self._free(now, number)
 
@@ -218,7 +226,7 @@ class _ScalingSimulation(FleetSimulation):
         self._places[number] = _ReplicaPhase.FREE
 
     def _pay(self, now: float, number: int) -> None:
-        rented_s = max(0.0, now - self._wanted_at[number])
+        rented_s = max(0.0, now - self._requested_s[number])
         self._scaled.cost += rented_s / 3600 * self._pool_of[number].cost_per_hour
 
     def _in(self, at: int, place: _ReplicaPhase) -> list[int]:

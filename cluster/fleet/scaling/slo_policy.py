@@ -43,7 +43,7 @@ class SloPolicy:
         catch_up_s: float = 60.0, idle_s: float = 300.0,
     ) -> None:  # fmt: skip
         self.slo = slo
-        self._spare = 1 + headroom
+        self._headroom = 1 + headroom
         self._settle_s = settle_s
         self._cooldown_s = cooldown_s
         self._idle_s = idle_s
@@ -59,27 +59,29 @@ class SloPolicy:
             self._demand.reset()
             self._idle.reset()
         targets = self._decide(replace(observed, now=self._time.saw(observed.now)))
-        self._left.leave(observed.pools, targets)
+        self._left.record_targets(observed.pools, targets)
         return targets
 
     def _decide(self, observed: FleetObservation) -> tuple[ReplicaTarget, ...]:
         pools = observed.pools
         horizon_s = max((pool.cold_start_s for pool in pools if pool.maximum), default=0.0)
-        coming, most = self._demand.saw(observed, horizon_s)
-        late = self._overdue.saw(observed)
+        coming, maximum = self._demand.saw(observed, horizon_s)
+        overdue = self._overdue.saw(observed)
         if self._idle.saw(observed) >= self._idle_s:
             return _changed_targets(pools, [0] * len(pools), f"no request for {self._idle_s:g} s")
         shares = [self._share(pool, coming) for pool in pools]
-        if observed.held and (first := choose_first_pool(_usable_pools(pools, shares), late)) is not None:
+        if observed.held and (first := choose_first_pool(_usable_pools(pools, shares), overdue)) is not None:
             return target_change(
                 first, 1, f"{observed.held} held: its first replica is ready in {first.cold_start_s:g} s"
             )
-        more = self._more(pools, shares, late, f"{_format_load(coming)} expected within {horizon_s:g} s")
+        more = self._more(pools, shares, overdue, f"{_format_load(coming)} expected within {horizon_s:g} s")
         if more or coming.requests <= 0 or not self._demand.settled:
             return more
         # Both loads must be served, since more requests with shorter prompts may be the lighter load.
-        least = [min(share, self._share(pool, most)) for pool, share in zip(pools, shares, strict=True)]
-        return self._fewer(observed.now, pools, least, late, f"at most {_format_load(most)} for {self._settle_s:g} s")
+        min_shares = [min(share, self._share(pool, maximum)) for pool, share in zip(pools, shares, strict=True)]
+        return self._fewer(
+            observed.now, pools, min_shares, overdue, f"at most {_format_load(maximum)} for {self._settle_s:g} s"
+        )
 
     def _share(self, pool: PoolObservation, load: OfferedLoad) -> float:
         """Return the share of the load that one replica serves; infinite if there is no load, even at unknown speed."""
@@ -88,28 +90,30 @@ class SloPolicy:
         return carried_share(pool.speed, self.slo, load) if pool.speed else 0.0
 
     def _more(
-        self, pools: Sequence[PoolObservation], shares: Sequence[float], late: frozenset[str], said: str
+        self, pools: Sequence[PoolObservation], shares: Sequence[float], overdue: frozenset[str], said: str
     ) -> tuple[ReplicaTarget, ...]:
-        """Return the cheapest additions if the present and coming replicas are not enough.
+        """Return the cheapest additions if the current and coming replicas are not enough.
 
         Else what the bounds require.
         """
-        wanted = [clamp_replicas(pool, pool.target) for pool in pools]
-        counted = [_expected_count(pool, late, count) for pool, count in zip(pools, wanted, strict=True)]
+        counts = [clamp_replicas(pool, pool.target) for pool in pools]
+        counted = [_expected_count(pool, overdue, count) for pool, count in zip(pools, counts, strict=True)]
         have = sum(share * count for share, count in zip(shares, counted, strict=True) if count)
         if have >= 1.0 or math.isinf(max(shares, default=0.0)):
-            return _changed_targets(pools, wanted, "within its bounds")
+            return _changed_targets(pools, counts, "within its bounds")
         classes = [
-            ReplicaClass(pool.cost_per_hour, share / self._spare, count, count if pool.name in late else pool.maximum)
+            ReplicaClass(
+                pool.cost_per_hour, share / self._headroom, count, count if pool.name in overdue else pool.maximum
+            )
             for pool, share, count in zip(pools, shares, counted, strict=True)
         ]
-        added = [max(now, count) for now, count in zip(wanted, cheapest_counts(classes, least=1), strict=True)]
+        added = [max(now, count) for now, count in zip(counts, cheapest_counts(classes, min_replicas=1), strict=True)]
         reason = f"{said}, of which {have:.0%} is provided for: the cheapest that hold {self._objectives()}"
-        if added == wanted:
+        if added == counts:
             unknown = [
                 pool
                 for pool in pools
-                if pool.speed is None and not pool.target and pool.maximum and pool.name not in late
+                if pool.speed is None and not pool.target and pool.maximum and pool.name not in overdue
             ]
             if unknown:
                 first = min(unknown, key=lambda pool: (pool.cost_per_hour, pool.cold_start_s))
@@ -117,17 +121,17 @@ class SloPolicy:
         return _changed_targets(pools, added, reason)
 
     def _fewer(
-        self, now: float, pools: Sequence[PoolObservation], shares: Sequence[float], late: frozenset[str], said: str
+        self, now: float, pools: Sequence[PoolObservation], shares: Sequence[float], overdue: frozenset[str], said: str
     ) -> tuple[ReplicaTarget, ...]:
         """Return a cheaper mix that is enough: first its additional replicas, and once these are ready, its cuts."""
         if not any(shares):
             return ()  # no class is known to meet the objectives, so nothing is removed
-        have = [_expected_count(pool, late, pool.target) for pool in pools]
+        have = [_expected_count(pool, overdue, pool.target) for pool in pools]
         classes = [
-            ReplicaClass(pool.cost_per_hour, share / self._spare, *_range(pool, late))
+            ReplicaClass(pool.cost_per_hour, share / self._headroom, *_range(pool, overdue))
             for pool, share in zip(pools, shares, strict=True)
         ]
-        best = cheapest_counts(classes, least=1)
+        best = cheapest_counts(classes, min_replicas=1)
         before, after = _cost(pools, have), _cost(pools, best)
         reason = f"{said}: {after:g} an hour instead of {before:g} hold {self._objectives()}"
         if any(new > old for new, old in zip(best, have, strict=True)):
@@ -139,8 +143,8 @@ class SloPolicy:
         if list(best) == have or ready < 1.0 or now < self._lowered_at + self._cooldown_s:
             return ()
         self._lowered_at = now
-        kept = [pool.target if new == old else new for pool, new, old in zip(pools, best, have, strict=True)]
-        return _changed_targets(pools, kept, reason)
+        counts = [pool.target if new == old else new for pool, new, old in zip(pools, best, have, strict=True)]
+        return _changed_targets(pools, counts, reason)
 
     def _objectives(self) -> str:
         return f"TTFT {self.slo.ttft_s:g} s and TPOT {self.slo.tpot_s:g} s"
@@ -152,19 +156,19 @@ def _usable_pools(pools: Sequence[PoolObservation], shares: Sequence[float]) -> 
     return [pool for pool, good in zip(pools, may, strict=True) if good or pool.target or not any(may)]
 
 
-def _expected_count(pool: PoolObservation, late: frozenset[str], count: int) -> int:
-    return min(count, pool.ready) if pool.name in late else count
+def _expected_count(pool: PoolObservation, overdue: frozenset[str], count: int) -> int:
+    return min(count, pool.ready) if pool.name in overdue else count
 
 
-def _range(pool: PoolObservation, late: frozenset[str]) -> tuple[int, int]:
+def _range(pool: PoolObservation, overdue: frozenset[str]) -> tuple[int, int]:
     """Return the bounds of a pool for a cheaper mix.
 
     A class of unknown speed keeps what it has; a class whose replicas do not come gets no more.
     """
     if pool.speed is None:
         return pool.target, pool.target
-    most = min(pool.maximum, pool.ready) if pool.name in late else pool.maximum
-    return min(pool.minimum, most), most
+    maximum = min(pool.maximum, pool.ready) if pool.name in overdue else pool.maximum
+    return min(pool.minimum, maximum), maximum
 
 
 def _cost(pools: Sequence[PoolObservation], counts: Sequence[int]) -> float:

@@ -10,16 +10,16 @@ from ....replicas.errors import InvalidRequest
 CAPABILITY_PATTERN = r"(>=)?(\d{1,2})\.(\d)"
 
 
-def accepted_capabilities(wanted: str) -> list[str]:
+def accepted_capabilities(text: str) -> list[str]:
     """Return the compute capabilities that a pool's entry admits: "7.5" that one, ">=8.0" all known ones from there on.
 
     Raises InvalidRequest if there are no kernels for any of them.
     """
-    match = re.fullmatch(CAPABILITY_PATTERN, wanted)
+    match = re.fullmatch(CAPABILITY_PATTERN, text)
     assert match is not None, "the pattern was checked"
-    least = int(match[2]), int(match[3])
-    found = [each for each in sorted(CAPABILITIES) if each == least or (match[1] and each > least)]
+    minimum = int(match[2]), int(match[3])
+    found = [each for each in sorted(CAPABILITIES) if each == minimum or (match[1] and each > minimum)]
     if not found:
-        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(CAPABILITIES))
-        raise InvalidRequest(f"{wanted!r} is not accepted; there are kernels for {known}")
+        available = ", ".join(f"{major}.{minor}" for major, minor in sorted(CAPABILITIES))
+        raise InvalidRequest(f"{text!r} is not accepted; there are kernels for {available}")
     return [f"{major}.{minor}" for major, minor in found]

@@ -28,10 +28,10 @@ class FleetChange:
 
     kind: ChangeKind
     pool: str | None
-    told: str
+    description: str
 
     def __str__(self) -> str:
-        return self.told if self.pool is None else f"pool {self.pool}: {self.told}"
+        return self.description if self.pool is None else f"pool {self.pool}: {self.description}"
 
 
 def refuse_fixed_changes(running: FleetSpec, file: FleetFile) -> None:
@@ -41,23 +41,23 @@ def refuse_fixed_changes(running: FleetSpec, file: FleetFile) -> None:
         raise file.lines.error(at, message)
 
 
-def list_changes(running: FleetSpec, wanted: FleetSpec) -> list[FleetChange]:
+def list_changes(running: FleetSpec, desired: FleetSpec) -> list[FleetChange]:
     """Return all changes: of the wanted pools in order, then of removed pools, then of the fleet as a whole."""
     found = []
-    for pool in wanted.pools:
+    for pool in desired.pools:
         old = running.pool(pool.name)
         found += [_added(pool)] if old is None else list(_of_pool(old, pool))
-    names = {pool.name for pool in wanted.pools}
+    names = {pool.name for pool in desired.pools}
     found += [
         FleetChange("removed", pool.name, "removed; its streams end, or move after drain_s")
         for pool in running.pools
         if pool.name not in names
     ]
-    return [*found, *_of_fleet(running, wanted)]
+    return [*found, *_of_fleet(running, desired)]
 
 
 def targets_after_change(
-    running: FleetSpec, wanted: FleetSpec, now: Mapping[str, int]
+    running: FleetSpec, desired: FleetSpec, now: Mapping[str, int]
 ) -> tuple[dict[str, int], list[FleetChange]]:
     """Return how many replicas each pool is to have, and the changes that this means.
 
@@ -66,13 +66,13 @@ def targets_after_change(
     now  targets of the running pools
     """
     targets, found = {}, []
-    for pool in wanted.pools:
+    for pool in desired.pools:
         there = running.pool(pool.name) is not None and pool.name in now
         target = now[pool.name] if there else pool.replicas.start
         targets[pool.name] = min(max(target, pool.replicas.min), pool.replicas.max)
         if targets[pool.name] != target:
-            told = f"target {target} -> {targets[pool.name]}, within its bounds"
-            found.append(FleetChange("live", pool.name, told))
+            description = f"target {target} -> {targets[pool.name]}, within its bounds"
+            found.append(FleetChange("live", pool.name, description))
     return targets, found
 
 
@@ -82,30 +82,30 @@ def _added(pool: PoolSpec) -> FleetChange:
 
 def _of_pool(old: PoolSpec, new: PoolSpec) -> Iterator[FleetChange]:
     for at, before, after in _differences(_spec_values(old), _spec_values(new)):
-        told = f"{format_path(at)} {_shown(before)} -> {_shown(after)}"
+        description = f"{format_path(at)} {_shown(before)} -> {_shown(after)}"
         if at[0] in PoolSpec.LIVE:
-            yield FleetChange("live", new.name, told)
+            yield FleetChange("live", new.name, description)
         else:
-            yield FleetChange("restarted", new.name, f"{told}; its replicas are replaced")
+            yield FleetChange("restarted", new.name, f"{description}; its replicas are replaced")
 
 
-def _of_fleet(running: FleetSpec, wanted: FleetSpec) -> Iterator[FleetChange]:
-    was, comes = (fleet_prefix_wire(spec)[0] for spec in (running, wanted))
-    if running.prefix_cache.wire == wanted.prefix_cache.wire and was != comes:
-        told = f"prefix_cache.wire, by its pools: {_shown(was)} -> {_shown(comes)}"
-        yield FleetChange("restarted", None, f"{told}; all replicas are replaced but those with KV in int8")
-    old, new = _spec_values(running), _spec_values(wanted)
+def _of_fleet(running: FleetSpec, desired: FleetSpec) -> Iterator[FleetChange]:
+    was, comes = (fleet_prefix_wire(spec)[0] for spec in (running, desired))
+    if running.prefix_cache.wire == desired.prefix_cache.wire and was != comes:
+        description = f"prefix_cache.wire, by its pools: {_shown(was)} -> {_shown(comes)}"
+        yield FleetChange("restarted", None, f"{description}; all replicas are replaced but those with KV in int8")
+    old, new = _spec_values(running), _spec_values(desired)
     for name in FleetSpec.FIXED | {"pools"}:
         del old[name], new[name]
     for at, before, after in _differences(old, new):
         if at == ("prefix_cache", "store"):
             before, after = redact_url(before), redact_url(after)  # shortened, since they may contain passwords
-        told = f"{format_path(at)} {_shown(before)} -> {_shown(after)}"
-        live = running.prefix_cache.live & wanted.prefix_cache.live
+        description = f"{format_path(at)} {_shown(before)} -> {_shown(after)}"
+        live = running.prefix_cache.live & desired.prefix_cache.live
         if at[0] == "prefix_cache" and at[-1] not in live:
-            yield FleetChange("restarted", None, f"{told}; all replicas are replaced")
+            yield FleetChange("restarted", None, f"{description}; all replicas are replaced")
         else:
-            yield FleetChange("live", None, told)
+            yield FleetChange("live", None, description)
 
 
 def _fixed(spec: FleetSpec) -> dict[str, Any]:

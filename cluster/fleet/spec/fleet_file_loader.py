@@ -138,14 +138,14 @@ def _expected(error: Any) -> str:
         return "entries, each `name: value`"
     if kind == "too_short":
         return f"a list of at least {context['min_length']}"
-    words = _SHOULD.sub("", str(error["msg"]))
+    message = _SHOULD.sub("", str(error["msg"]))
     for long, short in (
         ("greater than or equal to", "at least"), ("less than or equal to", "at most"), ("greater than", "more than"),
         ("a valid string", "text"), ("a valid integer", "an integer"), ("a valid number", "a number"),
         ("a valid boolean", "true or false"), ("a valid list", "a list"),
     ):  # fmt: skip
-        words = words.replace(long, short)
-    return words
+        message = message.replace(long, short)
+    return message
 
 
 def _unknown(name: str, at: ValuePath) -> str:

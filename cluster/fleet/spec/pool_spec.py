@@ -257,7 +257,7 @@ class PoolSpec(Spec):
 
     @field_validator("compute_capability")
     @classmethod
-    def _known(cls, value: str | None) -> str | None:
+    def _check_known(cls, value: str | None) -> str | None:
         try:
             if value is not None:
                 accepted_capabilities(value)

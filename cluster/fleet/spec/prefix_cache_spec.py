@@ -55,7 +55,7 @@ class PrefixCacheSpec(Spec):
 
     @field_validator("store")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_known(cls, value: str) -> str:
         try:
             check_store(value)
         except ConfigurationError as error:

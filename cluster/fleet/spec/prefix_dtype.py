@@ -53,11 +53,11 @@ def common_half_dtype(pools: Iterable[PoolHardware]) -> tuple[HalfDtype, str]:
     for pool in pools:
         if not any(pool.gpus):
             continue
-        least = _lowest_capability(pool)
-        if least is None:
+        lowest = _lowest_capability(pool)
+        if lowest is None:
             return "float16", f"pool {pool.name} does not say which GPUs it has, so they may be below 8.0"
-        if least < _BF16:
-            return "float16", f"pool {pool.name} may be of {least[0]}.{least[1]}, and below 8.0 there is no bf16"
+        if lowest < _BF16:
+            return "float16", f"pool {pool.name} may be of {lowest[0]}.{lowest[1]}, and below 8.0 there is no bf16"
     return "bfloat16", "each pool is of a CPU, or of 8.0 or above"
 
 
@@ -68,8 +68,8 @@ def _lowest_capability(pool: PoolHardware) -> tuple[int, int] | None:
     if pool.accelerator is None or pool.accelerator.startswith("!"):
         return None
     names = pool.accelerator.removeprefix("in(").removesuffix(")").split(",")
-    known = [CAPABILITY_OF.get(name.strip()) for name in names]
-    return None if None in known else min(_version(each) for each in known if each is not None)
+    capabilities = [CAPABILITY_OF.get(name.strip()) for name in names]
+    return None if None in capabilities else min(_version(each) for each in capabilities if each is not None)
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from .value_types import Spec, spec_error
 __all__ = ["RoutingSpec"]
 
 
-def _known_policy(name: str) -> str:
+def _check_policy(name: str) -> str:
     try:
         create_routing_policy(name)
     except InvalidRequest as error:
@@ -32,7 +32,7 @@ class RoutingSpec(Spec):
 
     policy: Annotated[
         str,
-        AfterValidator(_known_policy),
+        AfterValidator(_check_policy),
         WithJsonSchema({"type": "string", "enum": list(ROUTING_POLICIES)}),
         Field(description=f"Policy that chooses the replica. {_meanings()}."),
     ] = DEFAULT_POLICY

@@ -40,8 +40,8 @@ class YamlLines:
         at = self._named(at)
         line, column = self.keys[at] if key and at in self.keys else self.order(at)
         name = format_path(at)
-        told = f"{name}: {message}" if name else message
-        return ConfigurationError(f"{self.path}:{line}:{column}: {told}", param=name or None, code="bad_fleet")
+        text = f"{name}: {message}" if name else message
+        return ConfigurationError(f"{self.path}:{line}:{column}: {text}", param=name or None, code="bad_fleet")
 
     def order(self, at: ValuePath) -> tuple[int, int]:
         """Return the line and column of a value, which sort by position in the file."""

@@ -25,8 +25,8 @@ from .haproxy_workers import haproxy_workers
 
 POLL_INTERVAL_S = 0.5  # seconds between two checks of HAProxy
 REPLY_TIMEOUT_S = 2.0  # seconds in which it must answer
-STOPPED_LOOKS = 2  # consecutive checks that find it stopped by a signal, after which it counts as hung
-SILENT_LOOKS = 24  # consecutive unanswered checks, about a minute, after which it counts as hung
+STOPPED_PROBES = 2  # consecutive checks that find it stopped by a signal, after which it counts as hung
+SILENT_PROBES = 24  # consecutive unanswered checks, about a minute, after which it counts as hung
 START_PROBES = 5  # checks of a HAProxy that a manager finds when it starts
 ROUTES_S = 20.0  # seconds that a new manager waits for routes while the previous HAProxy serves
 RETRY_DELAY_S = 0.5  # seconds before the next try to start HAProxy
@@ -127,7 +127,7 @@ class SteadyHAProxy(ServeHAProxy):
                 return
             stopped = stopped + 1 if is_stopped(process.pid) else 0
             silent = silent + 1 if stopped or not await self.is_alive() else 0
-            if stopped >= STOPPED_LOOKS or silent >= SILENT_LOOKS:
+            if stopped >= STOPPED_PROBES or silent >= SILENT_PROBES:
                 log.error(f"HAProxy ({process.pid}) hangs, and is ended.")
                 _kill(process.pid)
 

@@ -156,7 +156,7 @@ async def _deploy(
     print_shared_dtype(desired, prefixes)
     await set_ingress_pools(kept)
     overrides = rollout_overrides(
-        deployed.fleet, desired, GcsStateStore(APPLICATION).kept() or ControlState(), await asyncio.to_thread(_versions)
+        deployed.fleet, desired, GcsStateStore(APPLICATION).load() or ControlState(), await asyncio.to_thread(_versions)
     )
     fleet = with_models(desired, {name: one.model for name, one in overrides.items()})
     versions = {name: one.version for name, one in overrides.items()}

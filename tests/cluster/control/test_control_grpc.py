@@ -306,10 +306,10 @@ async def test_a_drain_over_the_wire(plane: Plane) -> None:
 
 async def test_health_and_reflection(plane: Plane) -> None:
     health: Any = health_pb2_grpc.HealthStub(plane.channel)
-    plane.bench.plane.looked_at = 0.0
+    plane.bench.plane.observed_s = 0.0
     answer = await health.Check(health_pb2.HealthCheckRequest(), metadata=AS_ADMIN)
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING, "the fleet has not been seen for long"
-    plane.bench.plane.looked_at = float("inf")
+    plane.bench.plane.observed_s = float("inf")
     request = health_pb2.HealthCheckRequest(service="motley.v1.ControlPlane")
     assert (await health.Check(request, metadata=AS_ADMIN)).status == health_pb2.HealthCheckResponse.SERVING
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(plane.channel)

@@ -37,7 +37,7 @@ drains = st.builds(ReplicaDrain, st.sampled_from(["a", "b"]), st.booleans(), st.
 states = st.builds(
     lambda pools, drained, rolls, generation, told: ControlState(
         pools, generation, drains=drained, rolls=rolls, settled=frozenset(pools)
-    ).told(told, "scaled", pool="a"),
+    ).with_event(told, "scaled", pool="a"),
     st.dictionaries(st.sampled_from(["a", "b"]), plans, min_size=1),
     st.dictionaries(st.text(min_size=1, max_size=4), drains, max_size=3),
     st.dictionaries(st.sampled_from(["a", "b"]), st.builds(PoolRollout, st.text(max_size=4)), max_size=1),
@@ -221,6 +221,6 @@ def test_whatever_a_deployment_changes_is_one_generation(state: ControlState, ot
 def test_events_are_kept_up_to_a_number() -> None:
     state = ControlState(POOLS)
     for _ in range(MAX_EVENTS + 5):
-        state = state.told(0.0, "settled", pool="cpu")
+        state = state.with_event(0.0, "settled", pool="cpu")
     assert len(state.events) == MAX_EVENTS
     assert state.events[-1] == FleetEvent(MAX_EVENTS + 5, 0.0, "settled", pool="cpu")

@@ -179,7 +179,7 @@ async def test_a_policy_that_fails_is_told_and_the_fleet_is_seen(monkeypatch: py
     bench = Bench(1)
     await bench.plane.set_policy(PolicyPlan("faulty"), [], by="test", reason="why")
     await bench.steps(40)
-    assert bench.plane.looked_at == bench.clock.now - 0.5, "what is seen is of now"
+    assert bench.plane.observed_s == bench.clock.now - 0.5, "what is seen is of now"
     assert bench.plane.policy_failed == "ZeroDivisionError: no speed"
     await bench.scale(2, reason="by hand")
     await bench.steps()
@@ -214,7 +214,7 @@ async def test_a_plan_of_which_no_policy_can_be_made_leaves_the_fleet_as_it_is()
     bench = Bench(2)
     bench.fleet.plan = PlannedFleet("a", {"cpu": PoolPlan(2, 0, 8)}, PolicyPlan("slo", ttft_s=1e6))
     await bench.steps(20)
-    assert bench.plane.looked_at == bench.clock.now - 0.5
+    assert bench.plane.observed_s == bench.clock.now - 0.5
     assert "ttft_s: 1e+06 is not accepted" in bench.plane.policy_failed
     assert len(bench.fleet.replicas("cpu")) == 2
     await bench.plane.set_policy(PolicyPlan("slo"), [], by="test", reason="why")
@@ -290,12 +290,12 @@ async def test_silence_of_the_ingresses_is_not_counted_as_observed() -> None:
 async def test_nobody_is_asked_in_a_look_that_no_ingress_answers(counting: Counting) -> None:
     """A look before has failed in the middle: it was told what came by then, but now nobody says what runs."""
     bench, asking = Bench(1), PolicyRunner()
-    status, look = await bench.fleet.status(), await bench.fleet.look()
+    status, look = await bench.fleet.status(), await bench.fleet.snapshots()
     assert status is not None
     state = replace(bench.plane.state, policy=PolicyPlan("counting"))
     for now in (0.0, 10.0):
         asking.saw(now, status)
-    asking.ask(10.0, state, look, None, {})
+    asking.decide(10.0, state, look, None, {})
     assert not counting.seen
-    asking.ask(10.0, state, look, status, {})
+    asking.decide(10.0, state, look, status, {})
     assert len(counting.seen) == 1

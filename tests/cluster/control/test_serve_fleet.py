@@ -30,7 +30,7 @@ def told(status: str, message: str, *, placed: bool = True) -> Any:
 
 async def pending(status: str, message: str, **replica: bool) -> str:
     fleet = ServeBackend("motley", lambda models: None)
-    fleet._seen["cpu"] = told(status, message, **replica)
+    fleet._details["cpu"] = told(status, message, **replica)
     return await fleet.pending("cpu")
 
 
@@ -100,7 +100,7 @@ async def test_pools_that_no_node_could_hold_are_known_where_no_node_joins(
             "motley.cluster.fleet.control.backend.serve_backend.read_deployed", lambda deployed=deployed: deployed
         )
         await fleet.planned()
-        found = {name for name, pool in (await fleet.look()).items() if not pool.placeable}
+        found = {name for name, pool in (await fleet.snapshots()).items() if not pool.placeable}
         assert found == (set() if joined else {homeless})
 
 

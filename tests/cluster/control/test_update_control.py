@@ -152,7 +152,7 @@ async def test_it_is_kept_before_a_replica_is_asked_and_goes_on_without_the_call
     bench = Bench(2)
     await bench.steps()
     asking = await begun(bench, "/w/one")
-    assert bench.store.kept().updates["cpu"].file == replace(ONE, contents="")
+    assert bench.store.load().updates["cpu"].file == replace(ONE, contents="")
     asking.cancel()
     await asyncio.wait([asking])
     assert asking.cancelled()
@@ -163,7 +163,7 @@ async def test_it_is_kept_before_a_replica_is_asked_and_goes_on_without_the_call
         await bench.plane.roll("cpu", "", "v1", by="test", reason="another")
     await carried(bench)
     assert versions(bench) == [1, 1]
-    assert (bench.store.kept().files("cpu"), bench.store.kept().updates) == ((ONE,), {})
+    assert (bench.store.load().files("cpu"), bench.store.load().updates) == ((ONE,), {})
     await update(bench, "/w/two", delta=True, expected=1)
     assert bench.plane.state.files("cpu") == (ONE, TWO)
 
@@ -201,7 +201,7 @@ async def test_what_failed_everywhere_is_given_back() -> None:
     await bench.steps()
     with pytest.raises(InvalidRequest, match="bad"):
         await update(bench, "/w/bad", expected=0)
-    assert (bench.store.kept().updates, bench.store.kept().files("cpu")) == ({}, ())
+    assert (bench.store.load().updates, bench.store.load().files("cpu")) == ({}, ())
     await update(bench, "/w/one", expected=0)
     assert bench.plane.state.files("cpu") == (ONE,)
 

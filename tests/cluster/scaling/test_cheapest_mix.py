@@ -92,7 +92,7 @@ def carried_by(some, counts):
 @law
 @given(classes, st.integers(0, 2))
 def test_it_costs_what_the_cheapest_found_by_trying_all_costs(some, least):
-    counts = cheapest_counts(some, least=least)
+    counts = cheapest_counts(some, min_replicas=least)
     assert all(each.minimum <= count <= each.maximum for each, count in zip(some, counts, strict=True))
     all_of_them = itertools.product(*(range(each.minimum, each.maximum + 1) for each in some))
     useful = [each.share > 0 for each in some]

@@ -210,10 +210,10 @@ def test_targets_that_a_policy_has_left_are_no_changes_of_others() -> None:
     left = ExternalScalingDetector()
     pools = [PoolObservation(name, 0, 9, 2, 2, 0, None, 1.0, 5.0) for name in ("a", "b")]
     assert left.changed_by_others(pools) == {"a", "b"}
-    left.leave(pools, [ReplicaTarget("a", 3, "more")])
+    left.record_targets(pools, [ReplicaTarget("a", 3, "more")])
     assert left.changed_by_others([replace(pools[0], target=3), pools[1]]) == set()
     assert left.changed_by_others([replace(pools[0], target=1), pools[1]]) == {"a"}
-    left.leave(pools[1:], [])
+    left.record_targets(pools[1:], [])
     assert left.changed_by_others(pools) == {"a"}
 
 

@@ -59,10 +59,10 @@ class PoolSnapshot:
         return sum(one.state == "starting" for one in self.replicas)
 
 
-def pool_of_replica(look: Mapping[str, PoolSnapshot], replica_id: str) -> str | None:
+def pool_of_replica(snapshots: Mapping[str, PoolSnapshot], replica_id: str) -> str | None:
     """Return the pool of a serving replica; None if no serving replica has that name."""
     return next(
-        (name for name, pool in look.items() if any(one.replica_id == replica_id for one in pool.running)), None
+        (name for name, pool in snapshots.items() if any(one.replica_id == replica_id for one in pool.running)), None
     )
 
 
@@ -88,7 +88,7 @@ class FleetBackend(Protocol):
         """Return what the last deployment planned; None if nothing is deployed."""
         ...
 
-    async def look(self) -> Mapping[str, PoolSnapshot]:
+    async def snapshots(self) -> Mapping[str, PoolSnapshot]:
         """Return all pools by name."""
         ...
 

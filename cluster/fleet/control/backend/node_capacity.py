@@ -68,10 +68,10 @@ def replica_needs(pool: PoolSpec) -> list[ResourceNeed]:
 def _missing_devices(pool: PoolSpec, nodes: Sequence[NodeResources]) -> tuple[str, str] | None:
     """Return what is missing for a GPU that is named by its number, which Ray does not assign: it only has to exist."""
     _, named, index = pool.where.partition(":")
-    wanted, most = int(index or 0) + sum(pool.gpus), max((node.total.get("GPU", 0.0) for node in nodes), default=0.0)
-    if not named or pool.simulate is not None or wanted <= most:
+    needed, largest = int(index or 0) + sum(pool.gpus), max((node.total.get("GPU", 0.0) for node in nodes), default=0.0)
+    if not named or pool.simulate is not None or needed <= largest:
         return None
-    return "device", f"{pool.where} is not there: {_count_gpus(most)}"
+    return "device", f"{pool.where} is not there: {_count_gpus(largest)}"
 
 
 def _missing_spread(pool: PoolSpec, nodes: Sequence[NodeResources]) -> tuple[str, str] | None:
@@ -90,10 +90,10 @@ def _missing_needs(pool: PoolSpec, nodes: Sequence[NodeResources], matches: Labe
         for name, value in need.labels.items():
             if not any(matches(node.labels, {name: value}) for node in nodes):
                 return _ENTRIES.get(name, "labels"), reason
-    most = max((node.total.get("GPU", 0.0) for node in nodes), default=0.0)
+    largest = max((node.total.get("GPU", 0.0) for node in nodes), default=0.0)
     gpus = [need.resources.get("GPU", 0.0) for need in needs]
-    if (max(gpus) if pool.spread else sum(gpus)) > most:
-        return "device", f"a replica wants {sum(gpus):g} GPU{'' if sum(gpus) == 1 else 's'}: {_count_gpus(most)}"
+    if (max(gpus) if pool.spread else sum(gpus)) > largest:
+        return "device", f"a replica wants {sum(gpus):g} GPU{'' if sum(gpus) == 1 else 's'}: {_count_gpus(largest)}"
     return "bundles" if pool.bundles else "resources" if pool.resources else "cpus", reason
 
 

@@ -52,22 +52,22 @@ def pending_reason(needs: Sequence[ResourceNeed], nodes: Sequence[NodeResources]
 def _need_reason(need: ResourceNeed, nodes: Sequence[NodeResources], matches: LabelMatcher) -> str:
     labelled = [node for node in nodes if matches(node.labels, need.labels)]
     if not labelled:
-        wanted = ", ".join(f"{name}={value}" for name, value in sorted(need.labels.items()))
-        return f"no node with the label {wanted}, of {len(nodes)}"
+        needed = ", ".join(f"{name}={value}" for name, value in sorted(need.labels.items()))
+        return f"no node with the label {needed}, of {len(nodes)}"
     for name, amount in sorted(need.resources.items(), key=_scarce_first):
         if not any(node.total.get(name, 0.0) >= amount for node in labelled):
-            most = max((node.total.get(name, 0.0) for node in labelled), default=0.0)
+            largest = max((node.total.get(name, 0.0) for node in labelled), default=0.0)
             return (
                 f"no node has {_format_amount(name, amount)}"
-                f"{'' if name.startswith(_TYPE) else f'; the most is {most:g}'}"
+                f"{'' if name.startswith(_TYPE) else f'; the most is {largest:g}'}"
             )
     for name, amount in sorted(need.resources.items(), key=_scarce_first):
         if not any(_fits(node, need, name) for node in labelled):
-            most = max(node.free.get(name, 0.0) for node in labelled)
-            return f"no {_unit(name)} free: {_format_amount(name, amount)} wanted, the most on a node is {most:g}"
+            largest = max(node.free.get(name, 0.0) for node in labelled)
+            return f"no {_unit(name)} free: {_format_amount(name, amount)} wanted, the most on a node is {largest:g}"
     if need.resources and not any(_fits(node, need, *need.resources) for node in labelled):
-        wanted = " and ".join(_format_amount(name, amount) for name, amount in sorted(need.resources.items()))
-        return f"no node has {wanted} free together"
+        needed = " and ".join(_format_amount(name, amount) for name, amount in sorted(need.resources.items()))
+        return f"no node has {needed} free together"
     return ""
 
 

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 AppBuilder = Callable[[Mapping[str, str]], Any]  # returns the application, with these models for the named pools
 
-ANSWER_S = 5.0  # timeout of Serve's controller and the ingress, which usually answer within milliseconds
+RESPONSE_TIMEOUT_S = 5.0  # timeout of Serve's controller and the ingress, which usually answer within milliseconds
 UPDATE_S = 1800.0  # timeout of weight updates, which take as long as disks and cores need
 STARTING = "replicas are starting"
 TOKENIZER = "tokenizer.json"
@@ -82,7 +82,7 @@ class ServeBackend:
         self._checked: FleetSpec | None = None  # the fleet that `_homeless` is of
         self._homeless: frozenset[str] = frozenset()  # pools that no node could hold a replica of
         self._handle: Any = None
-        self._seen: dict[str, DeploymentDetails] = {}
+        self._details: dict[str, DeploymentDetails] = {}
         self._gathered = FleetStatusMerger()
 
     async def planned(self) -> PlannedFleet | None:
@@ -96,11 +96,11 @@ class ServeBackend:
             self._checked = deployed.fleet
         return plan_from_spec(deployed.fleet)
 
-    async def look(self) -> Mapping[str, PoolSnapshot]:
+    async def snapshots(self) -> Mapping[str, PoolSnapshot]:
         found = {}
         for name in await self._pools():
-            details = await self._asked(fetch_deployment_details, self._app, name)
-            self._seen[name] = details
+            details = await self._call_controller(fetch_deployment_details, self._app, name)
+            self._details[name] = details
             found[name] = PoolSnapshot(
                 target=details.target_num_replicas,
                 replicas=tuple(_replica(one) for one in details.replicas),
@@ -124,11 +124,11 @@ class ServeBackend:
         return any(await self._of_ingresses("drain_replica", replica_id))
 
     async def flush(self, tenant: str | None) -> int:
-        return int(await self._answer_of_ingress("flush_prefixes", tenant))
+        return int(await self._call_ingress("flush_prefixes", tenant))
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
-        answer: Sequence[PrefixStatus] = await self._answer_of_ingress("prefixes")
-        return answer
+        response: Sequence[PrefixStatus] = await self._call_ingress("prefixes")
+        return response
 
     async def check_weights(self, path: str) -> Path:
         deployed = await asyncio.to_thread(read_deployed)
@@ -136,32 +136,32 @@ class ServeBackend:
         return await asyncio.to_thread(resolve_below_roots, path, roots)
 
     async def update_weights(self, pool: str, file: WeightFile, version: int) -> Sequence[WeightStatus]:
-        answer: Sequence[WeightStatus] = await self._answer_of_ingress(
+        response: Sequence[WeightStatus] = await self._call_ingress(
             "update_weights", pool, file, version, timeout_s=UPDATE_S
         )
-        return answer
+        return response
 
     async def pending(self, pool: str) -> str:
-        details = self._seen[pool]
+        details = self._details[pool]
         waits = [one for one in details.replicas if one.state.value == "STARTING" and one.node_id is None]
         if details.status.value == "DEPLOY_FAILED":
             return f"replicas do not start: {_last_line(details.message)}"
         if waits:
             needs = _needs(await self._settings(pool))
             nodes = await asyncio.to_thread(living_nodes)
-            if no_room := pending_reason(needs, nodes, labels_match):
-                return no_room
+            if lack := pending_reason(needs, nodes, labels_match):
+                return lack
         # Once any replica has started, Serve retries forever, and only says so in this message.
         if FAILED_START in details.message:
             return f"the last that was tried did not start: {_last_line(details.message)}"
         return STARTING
 
     async def set_target(self, pool: str, replicas: int) -> None:
-        await self._asked(set_number_of_replicas, self._app, pool, replicas)
+        await self._call_controller(set_number_of_replicas, self._app, pool, replicas)
 
     async def end(self, replica_id: str) -> None:
         """Kill a replica's process, which is known to be idle or to have used up its time."""
-        for details in self._seen.values():
+        for details in self._details.values():
             for one in details.replicas:
                 if one.replica_id == replica_id:
                     with suppress(ValueError):  # the actor is gone already
@@ -175,15 +175,17 @@ class ServeBackend:
     ) -> None:
         now = {name: (await self._settings(name)).version for name in (INGRESS, *targets)}
         nodes = await asyncio.to_thread(living_nodes)
-        room = {name: not pending_reason(_needs(await self._settings(name)), nodes, labels_match) for name in versions}
-        await asyncio.to_thread(self._deploy, targets, {**now, **versions}, models, room)
+        has_capacity = {
+            name: not pending_reason(_needs(await self._settings(name)), nodes, labels_match) for name in versions
+        }
+        await asyncio.to_thread(self._deploy, targets, {**now, **versions}, models, has_capacity)
 
     def _deploy(
         self,
         targets: Mapping[str, int],
         versions: Mapping[str, str],
         models: Mapping[str, str],
-        room: Mapping[str, bool],
+        has_capacity: Mapping[str, bool],
     ) -> None:
         """Deploy the application. Deployments that keep their version keep their replicas.
 
@@ -191,7 +193,7 @@ class ServeBackend:
         """
 
         def change(name: str) -> DeploymentChange:
-            surge = math.ceil(100 / targets[name]) if room.get(name) and targets[name] else None
+            surge = math.ceil(100 / targets[name]) if has_capacity.get(name) and targets[name] else None
             return DeploymentChange(version=versions[name], replicas=targets.get(name), max_surge_percent=surge)
 
         redeploy_application(self._build(models), self._app, change)
@@ -220,18 +222,18 @@ class ServeBackend:
             )
 
     async def _pools(self) -> list[str]:
-        names = deployment_names(await self._asked(fetch_deployment_ids), self._app)
+        names = deployment_names(await self._call_controller(fetch_deployment_ids), self._app)
         return [name for name in names if name != INGRESS]
 
     async def _settings(self, name: str) -> DeployedSettings:
-        return read_settings(await self._asked(fetch_deployment_settings, self._app, name))
+        return read_settings(await self._call_controller(fetch_deployment_settings, self._app, name))
 
-    async def _asked(self, ask: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    async def _call_controller(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Return an answer of Serve's controller, which `ask` is called with. Raises Unavailable."""
         try:
             if self._controller is None:
                 self._controller = await asyncio.to_thread(find_controller)
-            return await _in_time(ask(self._controller, *args))
+            return await _in_time(call(self._controller, *args))
         except (RayError, ValueError, KeyError, TimeoutError) as error:
             raise Unavailable(
                 f"Serve's controller does not answer: {_last_line(str(error))}", code="no_controller"
@@ -242,10 +244,10 @@ class ServeBackend:
     async def _of_ingresses(self, method: str, *args: Any) -> list[Any]:
         """Return the answers of all ingresses; none if they do not answer."""
         with suppress(RayError, RayServeException, TimeoutError):
-            return await call_every_ingress(await self._ingress(), method, *args, timeout_s=ANSWER_S)
+            return await call_every_ingress(await self._ingress(), method, *args, timeout_s=RESPONSE_TIMEOUT_S)
         return []
 
-    async def _answer_of_ingress(self, method: str, *args: Any, timeout_s: float = ANSWER_S) -> Any:
+    async def _call_ingress(self, method: str, *args: Any, timeout_s: float = RESPONSE_TIMEOUT_S) -> Any:
         """Return the answer of any one ingress. Raises Unavailable."""
         try:
             return await _in_time(getattr(await self._ingress(), method).remote(*args), timeout_s)
@@ -262,9 +264,9 @@ def _does_not_start(details: DeploymentDetails) -> bool:
     return details.status.value == "DEPLOY_FAILED" or FAILED_START in details.message
 
 
-async def _in_time(answer: Awaitable[ResultT], timeout_s: float = ANSWER_S) -> ResultT:
+async def _in_time(response: Awaitable[ResultT], timeout_s: float = RESPONSE_TIMEOUT_S) -> ResultT:
     async def waited() -> ResultT:
-        return await answer
+        return await response
 
     return await asyncio.wait_for(waited(), timeout_s)
 

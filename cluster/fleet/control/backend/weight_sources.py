@@ -40,5 +40,5 @@ def pool_weight_updates(app: str, pool: str) -> Callable[[], Sequence[WeightFile
 def _updates(app: str, pool: str) -> Sequence[WeightFile]:
     from ..state.state_store import GcsStateStore
 
-    state = GcsStateStore(app).kept()
+    state = GcsStateStore(app).load()
     return () if state is None else state.files(pool)

@@ -15,14 +15,14 @@ class ColdStartTimes:
 
     def __init__(self) -> None:
         self.cold_start_s: dict[str, float] = {}
-        self._since: dict[str, float] = {}  # replica -> when it was first seen
+        self._first_seen_s: dict[str, float] = {}  # replica -> when it was first seen
 
-    def saw(self, now: float, look: Mapping[str, PoolSnapshot]) -> None:
-        there = {one.replica_id for pool in look.values() for one in pool.replicas}
-        for pool, seen in look.items():
-            for one in seen.replicas:
+    def saw(self, now: float, snapshots: Mapping[str, PoolSnapshot]) -> None:
+        there = {one.replica_id for pool in snapshots.values() for one in pool.replicas}
+        for pool, snapshot in snapshots.items():
+            for one in snapshot.replicas:
                 if one.state == "starting":
-                    self._since.setdefault(one.replica_id, now)
-                elif one.state == "running" and one.replica_id in self._since:
-                    self.cold_start_s[pool] = now - self._since.pop(one.replica_id)
-        self._since = {name: since for name, since in self._since.items() if name in there}
+                    self._first_seen_s.setdefault(one.replica_id, now)
+                elif one.state == "running" and one.replica_id in self._first_seen_s:
+                    self.cold_start_s[pool] = now - self._first_seen_s.pop(one.replica_id)
+        self._first_seen_s = {name: first_seen_s for name, first_seen_s in self._first_seen_s.items() if name in there}

@@ -39,7 +39,7 @@ def count_arrivals(
 def observe_fleet(
     now: float,
     state: ControlState,
-    look: Mapping[str, PoolSnapshot],
+    snapshots: Mapping[str, PoolSnapshot],
     status: FleetStatus | None,
     of: ArrivalRates,
     cold_start_s: Mapping[str, float],
@@ -53,12 +53,12 @@ def observe_fleet(
     """
     by_pool = replicas_by_pool(status)
     pools = tuple(
-        _observe_pool(name, state, look[name], by_pool.get(name, ()), speeds.get(name), cold_start_s)
+        _observe_pool(name, state, snapshots[name], by_pool.get(name, ()), speeds.get(name), cold_start_s)
         for name in sorted(state.pools)
-        if name in look
+        if name in snapshots
     )
-    held = 0 if status is None else status.demand.held
-    return FleetObservation(now, pools, of.requests, of.prompt_tokens, of.output_tokens, held, of.cached_tokens)
+    num_held = 0 if status is None else status.demand.held
+    return FleetObservation(now, pools, of.requests, of.prompt_tokens, of.output_tokens, num_held, of.cached_tokens)
 
 
 def replicas_by_pool(status: FleetStatus | None) -> dict[str, list[ReplicaStatus]]:
@@ -69,30 +69,30 @@ def replicas_by_pool(status: FleetStatus | None) -> dict[str, list[ReplicaStatus
     return found
 
 
-def start_failure(state: ControlState, look: Mapping[str, PoolSnapshot]) -> str:
+def start_failure(state: ControlState, snapshots: Mapping[str, PoolSnapshot]) -> str:
     """Return why there is no replica although some are wanted.
 
     Empty while any replica serves or may still start, or while none is wanted.
     """
-    wanted = {name: look[name] for name, plan in state.pools.items() if plan.target and name in look}
-    if any(pool.running or not pool.failing for pool in wanted.values()):
+    needed = {name: snapshots[name] for name, plan in state.pools.items() if plan.target and name in snapshots}
+    if any(pool.running or not pool.failing for pool in needed.values()):
         return ""
-    return "; ".join(f"{name}: {pool.failing}" for name, pool in sorted(wanted.items()))
+    return "; ".join(f"{name}: {pool.failing}" for name, pool in sorted(needed.items()))
 
 
-def order_to_remove(look: PoolSnapshot, known: Sequence[ReplicaStatus]) -> list[str]:
+def order_to_remove(snapshot: PoolSnapshot, statuses: Sequence[ReplicaStatus]) -> list[str]:
     """Return the serving replicas in the order in which they should leave.
 
     Replicas that drain already come first, then those with the fewest requests, then the newest.
     """
-    status = {one.replica_id: one for one in known}
+    by_replica = {one.replica_id: one for one in statuses}
 
     def rank(one: ReplicaSnapshot) -> tuple[bool, int, float]:
-        told = status.get(one.replica_id)
-        work = 0 if told is None else told.load.running + told.load.waiting
-        return (told is None or told.state != "draining", work, -one.started)
+        own = by_replica.get(one.replica_id)
+        work = 0 if own is None else own.load.running + own.load.waiting
+        return (own is None or own.state != "draining", work, -one.started)
 
-    return [one.replica_id for one in sorted(look.running, key=rank)]
+    return [one.replica_id for one in sorted(snapshot.running, key=rank)]
 
 
 def count_cached_tokens(before: Mapping[str, int], status: FleetStatus) -> int:
@@ -114,36 +114,36 @@ def speeds_by_pool(status: FleetStatus) -> dict[str, ReplicaSpeed]:
 def _observe_pool(
     name: str,
     state: ControlState,
-    look: PoolSnapshot,
+    snapshot: PoolSnapshot,
     replicas: Sequence[ReplicaStatus],
     speed: ReplicaSpeed | None,
     cold_start_s: Mapping[str, float],
 ) -> PoolObservation:
     plan = state.pools[name]
-    serving = [one for one in look.running if one.replica_id not in state.drains]
+    serving = [one for one in snapshot.running if one.replica_id not in state.drains]
     return PoolObservation(
         name=name,
         minimum=plan.minimum,
         maximum=plan.maximum,
         target=plan.target,
         ready=len(serving),
-        starting=look.starting,
+        starting=snapshot.starting,
         speed=speed,
         cost_per_hour=plan.cost_per_hour,
         cold_start_s=cold_start_s.get(name, plan.cold_start_s),
         queued_tokens=sum(one.load.queued_prefill_tokens for one in replicas),
         running=sum(one.load.running for one in replicas),
         waiting=sum(one.load.waiting for one in replicas),
-        placeable=look.placeable,
+        placeable=snapshot.placeable,
     )
 
 
-def corrected_speed(profile: ReplicaProfile, seen: ReplicaStatus) -> ReplicaSpeed:
+def corrected_speed(profile: ReplicaProfile, status: ReplicaStatus) -> ReplicaSpeed:
     """Return the speed of a replica: that of its profile, corrected by what was observed."""
-    told = routed(profile)
+    speed = routed(profile)
     return replace(
-        told,
-        prefill_tokens_per_s=told.prefill_tokens_per_s / seen.ttft_off,
-        decode_s=tuple(step_s * seen.tpot_off for step_s in told.decode_s),
-        context_s=told.context_s * seen.tpot_off,
+        speed,
+        prefill_tokens_per_s=speed.prefill_tokens_per_s / status.ttft_off,
+        decode_s=tuple(step_s * status.tpot_off for step_s in speed.decode_s),
+        context_s=speed.context_s * status.tpot_off,
     )

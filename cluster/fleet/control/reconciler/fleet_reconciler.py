@@ -67,26 +67,26 @@ class FleetReconciler:
         monotonic: Clock = time.monotonic,
     ) -> None:
         self.state = state
-        self.looked: Mapping[str, PoolSnapshot] = {}
+        self.snapshots: Mapping[str, PoolSnapshot] = {}
         self.status: FleetStatus | None = None
         self.pending: dict[str, str] = {}
         self.policy_failed = ""
         self.changed: OneShotEvent = create_event()
-        self.looked_at = 0.0
+        self.observed_s = 0.0
         self._fleet = fleet
         self._store = store
         self._clock = clock
         self._monotonic = monotonic
         self._lock = asyncio.Lock()
         self.updating = WeightUpdater(fleet, self)
-        self._asking = PolicyRunner()
+        self._policy_runner = PolicyRunner()
         self._starts = ColdStartTimes()
         self._marked: dict[str, float] = {}  # replica -> monotonic time of its mark by this process
 
     @property
     def rates(self) -> ArrivalRates:
         """Rates of requests and tokens that came to the fleet between the last two looks."""
-        return self._asking.rates
+        return self._policy_runner.rates
 
     @property
     def cold_start_s(self) -> Mapping[str, float]:
@@ -121,8 +121,8 @@ class FleetReconciler:
         return await self._decide(partial(decisions.set_policy, policy=policy, bounds=bounds, **how))
 
     async def drain(self, replica_id: str, **how: Any) -> FleetEvent | None:
-        look = await self._fleet.look()
-        pool = pool_of_replica(look, replica_id)
+        snapshots = await self._fleet.snapshots()
+        pool = pool_of_replica(snapshots, replica_id)
         if pool is None or pool not in self.state.pools:
             raise NotFound(
                 f"replica_id: there is no {short_repr(replica_id)} that serves",
@@ -149,8 +149,8 @@ class FleetReconciler:
 
     async def _decide(self, decision: Callable[..., ControlState]) -> FleetEvent | None:
         """Apply a decision and return its last event; None if nothing changed."""
-        told = await self.change(decision)
-        return told[-1] if told else None
+        events = await self.change(decision)
+        return events[-1] if events else None
 
     async def change(self, change: Callable[[ControlState, float], ControlState]) -> list[FleetEvent]:
         """Store the state that `change` returns, then make it the current one; return the new events."""
@@ -160,38 +160,38 @@ class FleetReconciler:
                 return []
             await self._store.keep(new)
             self.state = new
-        told = [event for event in new.events if event.sequence > old.sequence]
-        for event in told:
+        events = [event for event in new.events if event.sequence > old.sequence]
+        for event in events:
             log.info("%s", event.line)
-        self._tell()
-        return told
+        self._notify()
+        return events
 
-    def _tell(self) -> None:
-        told, self.changed = self.changed, create_event()
-        set_event(told)
+    def _notify(self) -> None:
+        changed, self.changed = self.changed, create_event()
+        set_event(changed)
 
     # How decisions are carried out
 
     async def step(self) -> None:
         """Look at the fleet once, and take the next actions towards what was decided."""
         await self._take_over()
-        look = await self._fleet.look()
-        status = await self._fleet.status(start_failure(self.state, look))
+        snapshots = await self._fleet.snapshots()
+        status = await self._fleet.status(start_failure(self.state, snapshots))
         now = self._monotonic()
         if status is not None:
-            self._asking.saw(now, status)
-        self._starts.saw(now, look)
-        await self._let_go(look, status)
-        await self._drain(look, status, now)
-        await self._roll(look)
-        await self._set_targets(look)
-        await self._ask_policy(look, status, now)
+            self._policy_runner.saw(now, status)
+        self._starts.saw(now, snapshots)
+        await self._let_go(snapshots, status)
+        await self._drain(snapshots, status, now)
+        await self._roll(snapshots)
+        await self._set_targets(snapshots)
+        await self._run_policy(snapshots, status, now)
         self.updating.step(status, now)
-        await self._tell_progress(look)
-        self.looked_at = now
-        if (look, status) != (self.looked, self.status):
-            self.looked, self.status = look, status
-            self._tell()
+        await self._record_progress(snapshots)
+        self.observed_s = now
+        if (snapshots, status) != (self.snapshots, self.status):
+            self.snapshots, self.status = snapshots, status
+            self._notify()
 
     async def _take_over(self) -> None:
         """Take over the bounds and policy of the latest deployment, once."""
@@ -200,19 +200,19 @@ class FleetReconciler:
             name, pools, policy = planned.name, planned.pools, planned.policy
             await self.change(partial(decisions.take_over_deployment, deployment=name, pools=pools, policy=policy))
 
-    async def _let_go(self, look: Mapping[str, PoolSnapshot], status: FleetStatus | None) -> None:
+    async def _let_go(self, snapshots: Mapping[str, PoolSnapshot], status: FleetStatus | None) -> None:
         """Mark the replicas that leave where fewer are wanted. Serve removes any that cannot be marked as it likes."""
-        for pool in self.state.pools.keys() & look.keys() - self.state.rolls.keys():
-            running = order_to_remove(look[pool], replicas_by_pool(status).get(pool, []))
+        for pool in self.state.pools.keys() & snapshots.keys() - self.state.rolls.keys():
+            running = order_to_remove(snapshots[pool], replicas_by_pool(status).get(pool, []))
             marked = [name for name in decisions.choose_leaving(self.state, pool, running) if await self._mark(name)]
             until = self._clock() + decisions.DRAIN_S
             await self.change(
                 partial(decisions.start_leaving, pool=pool, gone=marked, num_running=len(running), until=until)
             )
 
-    async def _drain(self, look: Mapping[str, PoolSnapshot], status: FleetStatus | None, now: float) -> None:
+    async def _drain(self, snapshots: Mapping[str, PoolSnapshot], status: FleetStatus | None, now: float) -> None:
         """Advance each drain: mark the replica, end it once idle or out of time, and finish once Serve has noticed."""
-        running = {one.replica_id for pool in look.values() for one in pool.running}
+        running = {one.replica_id for pool in snapshots.values() for one in pool.running}
         for replica_id, one in self.state.drains.items():
             if replica_id not in running:
                 await self._forget(replica_id, "" if one.ended else "it was gone already")
@@ -234,8 +234,8 @@ class FleetReconciler:
         One call is enough for an ingress. It may have been replaced by one that does not know the mark, and is then
         told again.
         """
-        known = {one.replica_id: one.state for one in (self.status.replicas if self.status else ())}
-        if replica_id in self._marked and known.get(replica_id, "draining") == "draining":
+        statuses = {one.replica_id: one.state for one in (self.status.replicas if self.status else ())}
+        if replica_id in self._marked and statuses.get(replica_id, "draining") == "draining":
             return True
         if await self._fleet.mark(replica_id):
             self._marked[replica_id] = self._monotonic()
@@ -246,67 +246,67 @@ class FleetReconciler:
         """Return whether a replica is marked and a load reported after the mark says that it has no requests."""
         if not await self._mark(replica_id):
             return False
-        since = self._marked[replica_id] + IDLE_S
-        known = [one for one in (status.replicas if status else ()) if one.replica_id == replica_id]
-        return now > since and all(now - one.age_s > since and not one.load.running + one.load.waiting for one in known)
+        marked = self._marked[replica_id] + IDLE_S
+        own = [one for one in (status.replicas if status else ()) if one.replica_id == replica_id]
+        return now > marked and all(now - one.age_s > marked and not one.load.running + one.load.waiting for one in own)
 
     async def _forget(self, replica_id: str, reason: str) -> None:
         self._marked.pop(replica_id, None)
         await self.change(partial(_note_drained, replica_id=replica_id, reason=reason))
 
-    async def _roll(self, look: Mapping[str, PoolSnapshot]) -> None:
+    async def _roll(self, snapshots: Mapping[str, PoolSnapshot]) -> None:
         """Advance each roll: deploy the new version once, go back if it does not start, and finish when all have it."""
         versions: dict[str, str] = {}
         models = {name: plan.model for name, plan in self.state.pools.items()}
         for pool, one in self.state.rolls.items():
-            seen = look.get(pool)
-            wanted = one.before if one.failed else one.version
-            if seen is None:
+            snapshot = snapshots.get(pool)
+            version = one.before if one.failed else one.version
+            if snapshot is None:
                 continue
-            if seen.version != wanted:
-                versions[pool] = wanted
+            if snapshot.version != version:
+                versions[pool] = version
             elif one.failed:
                 await self.change(partial(_note_rolled, pool=pool))
-            elif seen.state == "failed":
+            elif snapshot.state == "failed":
                 await self.change(
-                    partial(_note_roll_deployed, pool=pool, failed=seen.message or "its replicas do not start")
+                    partial(_note_roll_deployed, pool=pool, failed=snapshot.message or "its replicas do not start")
                 )
-            elif seen.state == "healthy":
+            elif snapshot.state == "healthy":
                 await self.change(partial(_note_rolled, pool=pool))
             if not one.failed:
                 models[pool] = one.model
             if not one.before:
-                await self.change(partial(_note_roll_deployed, pool=pool, before=seen.version))
+                await self.change(partial(_note_roll_deployed, pool=pool, before=snapshot.version))
         if versions:
             given = {name: model for name, model in models.items() if model}
-            await self._fleet.redeploy(self._targets(look), versions, given)
+            await self._fleet.redeploy(self._targets(snapshots), versions, given)
 
-    def _targets(self, look: Mapping[str, PoolSnapshot]) -> dict[str, int]:
+    def _targets(self, snapshots: Mapping[str, PoolSnapshot]) -> dict[str, int]:
         """Return the number of replicas that Serve is to aim for, which includes those that still drain."""
         state = self.state
-        return {name: plan.target + state.leaving(name) for name, plan in state.pools.items() if name in look}
+        return {name: plan.target + state.leaving(name) for name, plan in state.pools.items() if name in snapshots}
 
-    async def _set_targets(self, look: Mapping[str, PoolSnapshot]) -> None:
-        for pool, replicas in self._targets(look).items():
-            if look[pool].target != replicas:
+    async def _set_targets(self, snapshots: Mapping[str, PoolSnapshot]) -> None:
+        for pool, replicas in self._targets(snapshots).items():
+            if snapshots[pool].target != replicas:
                 log.info(
                     "pool %s: Serve aims at %d replicas, and is now told to aim at %d",
                     pool,
-                    look[pool].target,
+                    snapshots[pool].target,
                     replicas,
                 )
                 await self._fleet.set_target(pool, replicas)
 
-    async def _ask_policy(self, look: Mapping[str, PoolSnapshot], status: FleetStatus | None, now: float) -> None:
-        for target in self._asking.ask(now, self.state, look, status, self.cold_start_s):
+    async def _run_policy(self, snapshots: Mapping[str, PoolSnapshot], status: FleetStatus | None, now: float) -> None:
+        for target in self._policy_runner.decide(now, self.state, snapshots, status, self.cold_start_s):
             try:
                 await self._follow(target)
             except (InvalidRequest, NotFound) as error:  # the policy's targets of other pools still count
-                self._asking.failed = f"{target.pool}: {error.message}"
-        if self._asking.failed != self.policy_failed:
-            await self.change(partial(_note_policy_failed, reason=self._asking.failed))
-            self.policy_failed = self._asking.failed
-            self._tell()
+                self._policy_runner.failed = f"{target.pool}: {error.message}"
+        if self._policy_runner.failed != self.policy_failed:
+            await self.change(partial(_note_policy_failed, reason=self._policy_runner.failed))
+            self.policy_failed = self._policy_runner.failed
+            self._notify()
 
     async def _follow(self, target: ReplicaTarget) -> None:
         plan = decisions.find_pool_plan(self.state, target.pool)
@@ -314,11 +314,11 @@ class FleetReconciler:
         by, reason = f"{POLICY_ACTOR_PREFIX}{self.state.policy.name}", target.reason[: decisions.MAX_REASON]
         await self.scale(target.pool, replicas, by=by, reason=reason, allow_zero=True)
 
-    async def _tell_progress(self, look: Mapping[str, PoolSnapshot]) -> None:
-        for pool in sorted(self.state.pools.keys() & look.keys()):
+    async def _record_progress(self, snapshots: Mapping[str, PoolSnapshot]) -> None:
+        for pool in sorted(self.state.pools.keys() & snapshots.keys()):
             plan = self.state.pools[pool]
-            serving = [one for one in look[pool].running if one.replica_id not in self.state.drains]
-            if len(serving) == plan.target and not self.state.leaving(pool) and not look[pool].starting:
+            serving = [one for one in snapshots[pool].running if one.replica_id not in self.state.drains]
+            if len(serving) == plan.target and not self.state.leaving(pool) and not snapshots[pool].starting:
                 self.pending.pop(pool, None)
                 await self.change(partial(_note_settled, pool=pool))
             elif len(serving) < plan.target:
@@ -343,7 +343,7 @@ def _note_drained(state: ControlState, now: float, replica_id: str, reason: str)
         return state
     drains = dict(state.drains)
     one = drains.pop(replica_id)
-    return replace(state, drains=drains).told(now, "drained", pool=one.pool, replica_id=replica_id, reason=reason)
+    return replace(state, drains=drains).with_event(now, "drained", pool=one.pool, replica_id=replica_id, reason=reason)
 
 
 def _note_roll_deployed(state: ControlState, now: float, pool: str, **what: str) -> ControlState:
@@ -360,7 +360,7 @@ def _note_rolled(state: ControlState, now: float, pool: str) -> ControlState:
         same = one.model == pools[pool].model
         pools[pool] = replace(pools[pool], model=one.model, weights=pools[pool].weights if same else ())
     kind = "roll_failed" if one.failed else "rolled"
-    return replace(state, rolls=rolls, pools=pools).told(now, kind, pool=pool, reason=one.failed)
+    return replace(state, rolls=rolls, pools=pools).with_event(now, kind, pool=pool, reason=one.failed)
 
 
 def _note_settled(state: ControlState, now: float, pool: str) -> ControlState:
@@ -368,7 +368,7 @@ def _note_settled(state: ControlState, now: float, pool: str) -> ControlState:
         return state
     after = replace(state, settled=state.settled | {pool})
     target = state.pools[pool].target
-    return after.told(now, "settled", pool=pool, before=target, after=target)
+    return after.with_event(now, "settled", pool=pool, before=target, after=target)
 
 
 def _note_pending(state: ControlState, now: float, pool: str, reason: str) -> ControlState:
@@ -379,7 +379,7 @@ def _note_pending(state: ControlState, now: float, pool: str, reason: str) -> Co
     settled = state.settled - {pool}
     if last is not None and (last.kind, last.reason) == ("pending", reason):
         return replace(state, settled=settled)
-    return replace(state, settled=settled).told(now, "pending", pool=pool, reason=reason)
+    return replace(state, settled=settled).with_event(now, "pending", pool=pool, reason=reason)
 
 
 def _note_policy_failed(state: ControlState, now: float, reason: str) -> ControlState:
@@ -389,4 +389,4 @@ def _note_policy_failed(state: ControlState, now: float, reason: str) -> Control
     if not reason or (last is not None and last.kind == "policy_failed"):
         return state
     by = f"{POLICY_ACTOR_PREFIX}{state.policy.name}"
-    return state.told(now, "policy_failed", by=by, reason=reason[: decisions.MAX_REASON])
+    return state.with_event(now, "policy_failed", by=by, reason=reason[: decisions.MAX_REASON])

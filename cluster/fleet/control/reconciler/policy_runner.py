@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 
 class PolicyRunner:
-    """Scaling policy of the control plane, with the arrivals that it is told of.
+    """Scaling policy of the control plane, with the arrivals that it is given.
 
-    The fleet is looked at many times between two questions to the policy, and the arrivals are summed over these. The
+    The fleet is looked at many times between two decisions of the policy, and the arrivals are summed over these. The
     policy is not asked while no ingress reports.
 
     rates   rates of requests and tokens between the last two looks at the fleet
-    failed  why the policy could not be built, or did not answer when last asked; empty: it did
+    failed  why the policy could not be built, or did not decide when last called; empty: it did
     """
 
     def __init__(self) -> None:
         self.rates = ArrivalRates()
         self.failed = ""
-        self._came = ArrivalCounts()  # arrivals since the policy was last asked
+        self._arrivals = ArrivalCounts()  # arrivals since the policy last decided
         self._counted: tuple[float, DemandCounters] | None = None
         self._caches: dict[str, int] = {}  # cached tokens that each replica had found at the last look
         self._speeds: dict[str, ReplicaSpeed] = {}  # speeds of pools, kept while they have no replica
@@ -45,38 +45,42 @@ class PolicyRunner:
         self._made_of = PolicyPlan()  # plan that the policy was built from; `fixed` builds none
 
     def saw(self, now: float, status: FleetStatus) -> None:
-        came = count_arrivals(self._counted, now, status.demand, count_cached_tokens(self._caches, status))
-        self.rates = came.rates
-        self._came += came
+        arrivals = count_arrivals(self._counted, now, status.demand, count_cached_tokens(self._caches, status))
+        self.rates = arrivals.rates
+        self._arrivals += arrivals
         self._counted, self._caches = (now, status.demand), cached_tokens_by_replica(status)
         self._speeds |= speeds_by_pool(status)
 
-    def ask(
+    def decide(
         self,
         now: float,
         state: ControlState,
-        look: Mapping[str, PoolSnapshot],
+        snapshots: Mapping[str, PoolSnapshot],
         status: FleetStatus | None,
         cold_start_s: Mapping[str, float],
     ) -> Sequence[ReplicaTarget]:
         """Return the policy's targets.
 
-        None if it is not time to ask or the policy fails: then the fleet stays as it is.
+        None if it is not time to decide or the policy fails: then the fleet stays as it is.
         """
         try:
             if state.policy != self._made_of:
                 self._policy, self._made_of, self.failed = None, state.policy, ""
                 self._policy = make_policy(state.policy)
-            if self._came.seconds < POLICY_INTERVAL_S or status is None:  # a policy needs to know what runs and waits
+            if (
+                self._arrivals.seconds < POLICY_INTERVAL_S or status is None
+            ):  # a policy needs to know what runs and waits
                 return ()
-            rates, self._came = self._came.rates, ArrivalCounts()
+            rates, self._arrivals = self._arrivals.rates, ArrivalCounts()
             if self._policy is None:
                 return ()
-            wanted = self._policy.decide(observe_fleet(now, state, look, status, rates, cold_start_s, self._speeds))
+            targets = self._policy.decide(
+                observe_fleet(now, state, snapshots, status, rates, cold_start_s, self._speeds)
+            )
         except Exception as error:  # a policy's fault, whatever it is, must not end the control loop
             log.exception("the scaling policy %s failed", state.policy.name)
             said = error.message if isinstance(error, MotleyError) else f"{type(error).__name__}: {error}"
             self.failed = " ".join(said.split())
             return ()
         self.failed = ""
-        return wanted
+        return targets

@@ -31,7 +31,7 @@ class StateKeeper(Protocol):
     """Interface to the control plane's state for weight updates (see `Plane`)."""
 
     state: ControlState
-    looked: Mapping[str, PoolSnapshot]
+    snapshots: Mapping[str, PoolSnapshot]
 
     async def change(self, change: Callable[[ControlState, float], ControlState]) -> list[FleetEvent]: ...
 
@@ -57,7 +57,7 @@ class WeightUpdater:
         decisions.check_update(state, pool, expected, reason)
         found = await self._fleet.check_weights(path)
         if not self._serves(pool):
-            decisions.updated_weight_contents(())  # raises
+            decisions.updated_weights_digest(())  # raises
         if self._busy:
             raise Conflict(
                 "another update of weights is in progress; try again when it has ended", code="weights_in_use"
@@ -102,35 +102,35 @@ class WeightUpdater:
         That raises the first error.
         """
         while self._plane.state.updates.get(pool) == one:
-            told = await self._asked(pool, one)
+            results = await self._request_update(pool, one)
             try:
-                contents = decisions.updated_weight_contents(told) if told is not None else None
+                digest = decisions.updated_weights_digest(results) if results is not None else None
             except MotleyError:
-                if await self._is_kept(partial(decisions.undo_update, pool=pool, one=one)):
+                if await self._is_stored(partial(decisions.undo_update, pool=pool, one=one)):
                     raise
             else:
-                if contents and await self._is_kept(
-                    partial(decisions.finish_update, pool=pool, one=one, contents=contents)
+                if digest and await self._is_stored(
+                    partial(decisions.finish_update, pool=pool, one=one, digest=digest)
                 ):
-                    assert told is not None
-                    return told
+                    assert results is not None
+                    return results
             await asyncio.sleep(RETRY_S)
         raise Conflict(f"pool {pool!r} has another model by now", param="pool", code="rolling")
 
-    async def _asked(self, pool: str, one: OngoingWeightUpdate) -> Sequence[WeightStatus] | None:
+    async def _request_update(self, pool: str, one: OngoingWeightUpdate) -> Sequence[WeightStatus] | None:
         """Ask each replica to update, and return what became of it.
 
         None if the ingress does not answer or know them yet.
         """
         version = len(self._plane.state.pools[pool].weights) + 1
         try:
-            told = await self._fleet.update_weights(pool, one.file, version)
+            results = await self._fleet.update_weights(pool, one.file, version)
         except MotleyError as error:
             log.warning("weights of pool %s: %s", pool, error.message)
             return None
-        return told or (None if self._serves(pool) else ())
+        return results or (None if self._serves(pool) else ())
 
-    async def _is_kept(self, change: Callable[[ControlState, float], ControlState]) -> bool:
+    async def _is_stored(self, change: Callable[[ControlState, float], ControlState]) -> bool:
         try:
             await self._plane.change(change)
         except MotleyError as error:
@@ -141,17 +141,17 @@ class WeightUpdater:
     async def _bring(self, pool: str, oldest: int) -> None:
         for version, file in enumerate(self._plane.state.files(pool)[oldest:], oldest + 1):
             try:
-                told = await self._fleet.update_weights(pool, file, version)
+                results = await self._fleet.update_weights(pool, file, version)
             except MotleyError as error:
                 log.warning("weights of pool %s: %s", pool, error.message)
                 return
-            for one in told:
+            for one in results:
                 if one.error is not None and one.error.code != "version_mismatch":
                     log.warning("weights of replica %s: %s", one.replica_id, one.error.message)
 
     def _serves(self, pool: str) -> bool:
         """Return whether the pool has a serving replica, as far as is known."""
-        return pool not in self._plane.looked or bool(self._plane.looked[pool].running)
+        return pool not in self._plane.snapshots or bool(self._plane.snapshots[pool].running)
 
 
 def _log_failure(task: asyncio.Future[Any]) -> None:

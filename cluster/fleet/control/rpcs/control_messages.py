@@ -53,7 +53,7 @@ def prefixes_message(found: Iterable[PrefixStatus]) -> pb.Prefixes:
     )
 
 
-def weights_message(plane: FleetReconciler, pool: str, told: Iterable[WeightStatus]) -> pb.UpdateWeightsReply:
+def weights_message(plane: FleetReconciler, pool: str, results: Iterable[WeightStatus]) -> pb.UpdateWeightsReply:
     updates = plane.state.pools[pool].weights
     version = len(updates)
     replicas = [
@@ -62,7 +62,7 @@ def weights_message(plane: FleetReconciler, pool: str, told: Iterable[WeightStat
             weights_version=version - 1 if one.weights is None else one.weights.version,
             error="" if one.error is None else one.error.message,
         )
-        for one in told
+        for one in results
     ]
     return pb.UpdateWeightsReply(pool=pool, weights_version=version, contents=updates[-1].contents, replicas=replicas)
 
@@ -79,7 +79,7 @@ def metrics_message(plane: FleetReconciler, pool: str) -> pb.Metrics:
 
 
 def _replica_prefixes_message(one: PrefixStatus) -> pb.ReplicaPrefixes:
-    told = pb.ReplicaPrefixes(
+    message = pb.ReplicaPrefixes(
         replica_id=one.replica_id,
         pool=one.pool,
         prompt_tokens=one.load.prompt_tokens,
@@ -87,64 +87,66 @@ def _replica_prefixes_message(one: PrefixStatus) -> pb.ReplicaPrefixes:
         shares=one.stats is not None,
     )
     if (stats := one.stats) is not None:
-        own, told.bytes_per_s = stats.store, stats.bytes_per_s or 0.0
+        own, message.bytes_per_s = stats.store, stats.bytes_per_s or 0.0
         for name in ("queried_tokens", "hit_tokens", "value_tokens", "value_bytes"):
-            setattr(told, name, getattr(stats, name))
-        told.outcomes.update(stats.outcomes)
+            setattr(message, name, getattr(stats, name))
+        message.outcomes.update(stats.outcomes)
         for name in ("hits", "misses", "stored", "bytes_read", "bytes_written", "queued"):
-            setattr(told.store, name, getattr(own, name))
-        told.store.read_s, told.store.write_s = own.read_s / max(own.reads, 1), own.write_s / max(own.writes, 1)
-        told.store.breaker = own.breaker.value
-        told.store.errors.update(own.errors)
-        told.store.dropped.update(own.dropped)
-        told.popular.extend(pb.PopularPrefix(**asdict(each)) for each in stats.popular)
-    return told
+            setattr(message.store, name, getattr(own, name))
+        message.store.read_s, message.store.write_s = own.read_s / max(own.reads, 1), own.write_s / max(own.writes, 1)
+        message.store.breaker = own.breaker.value
+        message.store.errors.update(own.errors)
+        message.store.dropped.update(own.dropped)
+        message.popular.extend(pb.PopularPrefix(**asdict(each)) for each in stats.popular)
+    return message
 
 
 def _pool_message(plane: FleetReconciler, name: str) -> pb.Pool:
     state = plane.state
-    plan, seen = state.pools[name], plane.looked.get(name, PoolSnapshot(0))
-    known = {one.replica_id: one for one in replicas_by_pool(plane.status).get(name, [])}
+    plan, snapshot = state.pools[name], plane.snapshots.get(name, PoolSnapshot(0))
+    statuses = {one.replica_id: one for one in replicas_by_pool(plane.status).get(name, [])}
     return pb.Pool(
         name=name,
         target=plan.target,
         minimum=plan.minimum,
         maximum=plan.maximum,
         ready=_count_ready(plane, name),
-        starting=seen.starting,
-        draining=sum(one.replica_id in state.drains for one in seen.running),
+        starting=snapshot.starting,
+        draining=sum(one.replica_id in state.drains for one in snapshot.running),
         pending=plane.pending.get(name, ""),
         rolling=name in state.rolls,
         model=plan.model,
         cost_per_hour=plan.cost_per_hour,
         cold_start_s=plane.cold_start_s.get(name, plan.cold_start_s),
-        replicas=[_replica_message(plane, one, known.get(one.replica_id)) for one in seen.replicas],
+        replicas=[_replica_message(plane, one, statuses.get(one.replica_id)) for one in snapshot.replicas],
         weights_version=len(plan.weights),
     )
 
 
 def _count_ready(plane: FleetReconciler, name: str) -> int:
-    seen = plane.looked.get(name, PoolSnapshot(0))
-    return sum(one.replica_id not in plane.state.drains for one in seen.running)
+    snapshot = plane.snapshots.get(name, PoolSnapshot(0))
+    return sum(one.replica_id not in plane.state.drains for one in snapshot.running)
 
 
-def _replica_message(plane: FleetReconciler, seen: ReplicaSnapshot, known: ReplicaStatus | None) -> pb.Replica:
-    state: str = seen.state
+def _replica_message(plane: FleetReconciler, snapshot: ReplicaSnapshot, status: ReplicaStatus | None) -> pb.Replica:
+    state: str = snapshot.state
     if state == "running":
-        draining = seen.replica_id in plane.state.drains or (known is not None and known.state == "draining")
-        state = "draining" if draining else "suspect" if known is not None and known.state == "suspect" else state
-    found = pb.Replica(replica_id=seen.replica_id, state=_STATES[state], node=seen.node, pid=seen.pid, load_age_s=-1.0)
-    if known is not None:
-        load = known.load
-        found.device = known.profile.device_name
-        found.compute_capability = known.profile.compute_capability or ""
+        draining = snapshot.replica_id in plane.state.drains or (status is not None and status.state == "draining")
+        state = "draining" if draining else "suspect" if status is not None and status.state == "suspect" else state
+    found = pb.Replica(
+        replica_id=snapshot.replica_id, state=_STATES[state], node=snapshot.node, pid=snapshot.pid, load_age_s=-1.0
+    )
+    if status is not None:
+        load = status.load
+        found.device = status.profile.device_name
+        found.compute_capability = status.profile.compute_capability or ""
         found.running, found.waiting = load.running, load.waiting
         found.queued_prefill_tokens = load.queued_prefill_tokens
         found.kv_used = _used_share(load.kv_blocks_free, load.kv_blocks_total)
         found.generated_tokens_per_s = load.generated_tokens_per_s
-        found.load_age_s = known.age_s
+        found.load_age_s = status.age_s
         found.weights_version, found.weights_contents = load.weights_version, load.weights_contents
-        found.ttft_off, found.tpot_off = known.ttft_off, known.tpot_off
+        found.ttft_off, found.tpot_off = status.ttft_off, status.tpot_off
     return found
 
 
@@ -154,7 +156,7 @@ def _pool_metrics_message(plane: FleetReconciler, name: str) -> pb.PoolMetrics:
         pool=name,
         target=plane.state.pools[name].target,
         ready=_count_ready(plane, name),
-        starting=plane.looked.get(name, PoolSnapshot(0)).starting,
+        starting=plane.snapshots.get(name, PoolSnapshot(0)).starting,
         running=sum(one.running for one in loads),
         waiting=sum(one.waiting for one in loads),
         queued_prefill_tokens=sum(one.queued_prefill_tokens for one in loads),

@@ -39,7 +39,7 @@ class ControlRpcs:
     @unary(pb.Fleet)
     async def GetFleet(self, request: pb.GetFleetRequest, caller: Caller) -> pb.Fleet:
         refuse_unknown_fields(request)
-        return control_messages.fleet_message(self._seen(), events=True)
+        return control_messages.fleet_message(self._observed(), events=True)
 
     @stream
     def WatchFleet(self, request: pb.WatchFleetRequest, caller: Caller) -> AsyncGenerator[pb.FleetUpdate, None]:
@@ -97,7 +97,7 @@ class ControlRpcs:
     @unary(pb.UpdateWeightsReply)
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, caller: Caller) -> pb.UpdateWeightsReply:
         refuse_unknown_fields(request)
-        pool, told = await self._plane.update_weights(
+        pool, results = await self._plane.update_weights(
             request.path,
             delta=request.delta,
             pool=request.pool,
@@ -105,14 +105,14 @@ class ControlRpcs:
             by=_by(caller),
             reason=request.reason,
         )
-        return control_messages.weights_message(self._plane, pool, told)
+        return control_messages.weights_message(self._plane, pool, results)
 
     @unary(pb.Metrics)
     async def GetMetrics(self, request: pb.GetMetricsRequest, caller: Caller) -> pb.Metrics:
         refuse_unknown_fields(request)
         if request.pool:
             decisions.find_pool_plan(self._plane.state, request.pool)
-        return control_messages.metrics_message(self._seen(), request.pool)
+        return control_messages.metrics_message(self._observed(), request.pool)
 
     @unary(pb.Prefixes)
     async def GetPrefixes(self, request: pb.GetPrefixesRequest, caller: Caller) -> pb.Prefixes:
@@ -157,20 +157,22 @@ class ControlRpcs:
         if self._watches >= MAX_WATCHES:
             raise Overloaded(f"at most {MAX_WATCHES} watches at a time", code="too_many_watches")
         self._watches += 1
-        known = request.after
+        last_sequence = request.after
         try:
             while True:
                 changed = self._plane.changed  # taken before reading, so that no later change is missed
-                plane = self._seen()
-                events = [control_messages.event_message(one) for one in plane.state.events if one.sequence > known]
-                known = plane.state.sequence
+                plane = self._observed()
+                events = [
+                    control_messages.event_message(one) for one in plane.state.events if one.sequence > last_sequence
+                ]
+                last_sequence = plane.state.sequence
                 yield pb.FleetUpdate(fleet=control_messages.fleet_message(plane, events=False), events=events)
                 await wait_for_first(changed, timeout_s=WATCH_S)
         finally:
             self._watches -= 1
 
-    def _seen(self) -> FleetReconciler:
-        if not self._plane.looked_at:
+    def _observed(self) -> FleetReconciler:
+        if not self._plane.observed_s:
             raise Unavailable("the state of the fleet is not known yet; try again shortly", code="not_ready")
         return self._plane
 

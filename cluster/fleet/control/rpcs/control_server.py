@@ -90,24 +90,24 @@ class _ReconcilerHealth:
         return self.stopping.done()
 
     async def load(self) -> None:
-        if not self._plane.looked_at or self._clock() - self._plane.looked_at > STALE_S:
+        if not self._plane.observed_s or self._clock() - self._plane.observed_s > STALE_S:
             raise Unavailable("the state of the fleet cannot be read", code="not_ready")
 
 
 async def start_on_free_port(
-    plane: FleetReconciler, keys: AdminKeys, door: AdminEndpoint
+    plane: FleetReconciler, keys: AdminKeys, endpoint: AdminEndpoint
 ) -> tuple[grpc.aio.Server, int]:
     """Start the server; return it with its port, which is the requested one or, if allowed, another free one.
 
     Raises OSError.
     """
-    if not door.yields:
-        return await start_server(plane, keys, door), door.port
-    guard = AdminGuard(keys, open_health=door.open_health)
-    for port in (door.port, *(free_port_block(1) for _ in range(MAX_PORT_TRIES))):
+    if not endpoint.yields:
+        return await start_server(plane, keys, endpoint), endpoint.port
+    guard = AdminGuard(keys, open_health=endpoint.open_health)
+    for port in (endpoint.port, *(free_port_block(1) for _ in range(MAX_PORT_TRIES))):
         server = _server(plane, keys, guard)
         try:
-            _bind(server, replace(door, port=port))
+            _bind(server, replace(endpoint, port=port))
         except RuntimeError:
             continue  # another process took the port first
         await server.start()
@@ -115,17 +115,17 @@ async def start_on_free_port(
     raise OSError("no port is free for the control plane")
 
 
-async def start_server(plane: FleetReconciler, keys: AdminKeys, door: AdminEndpoint) -> grpc.aio.Server:
+async def start_server(plane: FleetReconciler, keys: AdminKeys, endpoint: AdminEndpoint) -> grpc.aio.Server:
     """Start the server and return it. Raises OSError if the port stays taken for `BIND_S`."""
-    guard = AdminGuard(keys, open_health=door.open_health)
+    guard = AdminGuard(keys, open_health=endpoint.open_health)
     deadline = time.monotonic() + BIND_S
     while True:
         server = _server(plane, keys, guard)
         try:
-            _bind(server, door)
+            _bind(server, endpoint)
         except RuntimeError as error:
             if time.monotonic() > deadline:
-                raise OSError(f"port {door.port} of the control plane is taken") from error
+                raise OSError(f"port {endpoint.port} of the control plane is taken") from error
             await asyncio.sleep(0.2)
             continue
         await server.start()
@@ -153,12 +153,12 @@ def _server(plane: FleetReconciler, keys: AdminKeys, guard: AdminGuard) -> grpc.
     return server
 
 
-def _bind(server: grpc.aio.Server, door: AdminEndpoint) -> None:
-    address = f"{bracket_host(door.host)}:{door.port}"
-    if door.tls is None:
+def _bind(server: grpc.aio.Server, endpoint: AdminEndpoint) -> None:
+    address = f"{bracket_host(endpoint.host)}:{endpoint.port}"
+    if endpoint.tls is None:
         server.add_insecure_port(address)
         return
-    tls = door.tls
+    tls = endpoint.tls
     ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
     pair = (_read(tls.key), _read(tls.cert))
     server.add_secure_port(address, grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None))

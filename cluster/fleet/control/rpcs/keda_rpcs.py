@@ -28,15 +28,15 @@ _NUMBER = re.compile(r"\d{1,19}(\.\d{0,19})?([eE][+-]?\d{1,3})?", re.ASCII)  # w
 MAX_STREAMS = 512  # maximum open streams, of which each ScaledObject has two
 
 
-def _replica_value(one: control_pb2.PoolMetrics, held: int) -> float:
+def _replica_value(one: control_pb2.PoolMetrics, num_held: int) -> float:
     return one.target
 
 
-def _queue_value(one: control_pb2.PoolMetrics, held: int) -> float:
-    return one.waiting + held
+def _queue_value(one: control_pb2.PoolMetrics, num_held: int) -> float:
+    return one.waiting + num_held
 
 
-def _token_value(one: control_pb2.PoolMetrics, held: int) -> float:
+def _token_value(one: control_pb2.PoolMetrics, num_held: int) -> float:
     return one.queued_prefill_tokens
 
 
@@ -107,59 +107,59 @@ class KedaRpcs:
 
     @unary(pb.GetMetricsResponse)
     async def GetMetrics(self, request: externalscaler_pb2.GetMetricsRequest, caller: Caller) -> pb.GetMetricsResponse:
-        asked = self._trigger(request.scaledObjectRef, caller)
-        if request.metricName not in (asked.name, ""):
-            raise _metadata_error("metricName", request.metricName, asked.name)
-        value = self._value(asked)
-        found = pb.MetricValue(metricName=asked.name, metricValue=math.ceil(value), metricValueFloat=value)
+        trigger = self._trigger(request.scaledObjectRef, caller)
+        if request.metricName not in (trigger.name, ""):
+            raise _metadata_error("metricName", request.metricName, trigger.name)
+        value = self._value(trigger)
+        found = pb.MetricValue(metricName=trigger.name, metricValue=math.ceil(value), metricValueFloat=value)
         return pb.GetMetricsResponse(metricValues=[found])
 
     def _trigger(self, ref: externalscaler_pb2.ScaledObjectRef, caller: Caller) -> ScalerTrigger:
         if not caller.tenant:
             self.guard.admin(ref.scalerMetadata.get(KEY, ""))
-        asked = parse_trigger(ref.scalerMetadata)
-        decisions.find_pool_plan(self._plane.state, asked.pool)
-        return asked
+        trigger = parse_trigger(ref.scalerMetadata)
+        decisions.find_pool_plan(self._plane.state, trigger.pool)
+        return trigger
 
-    def _value(self, asked: ScalerTrigger) -> float:
-        if not self._plane.looked_at:
+    def _value(self, trigger: ScalerTrigger) -> float:
+        if not self._plane.observed_s:
             raise Unavailable("the state of the fleet is not known yet; try again shortly", code="not_ready")
-        if not self._known(asked):
+        if not self._is_available(trigger):
             raise Unavailable("no ingress reports how many requests wait and run; try again shortly", code="no_ingress")
-        [one] = control_messages.metrics_message(self._plane, asked.pool).pools
-        return float(METRICS[asked.metric](one, self._held()))
+        [one] = control_messages.metrics_message(self._plane, trigger.pool).pools
+        return float(METRICS[trigger.metric](one, self._num_held()))
 
-    def _known(self, asked: ScalerTrigger) -> bool:
+    def _is_available(self, trigger: ScalerTrigger) -> bool:
         """Return whether the metric's value is known.
 
         Only an ingress knows what waits, and its silence does not mean zero.
         """
-        return asked.metric == "replicas" or self._plane.status is not None
+        return trigger.metric == "replicas" or self._plane.status is not None
 
-    def _held(self) -> int:
+    def _num_held(self) -> int:
         return 0 if self._plane.status is None else self._plane.status.demand.held
 
-    def _active(self, asked: ScalerTrigger) -> pb.IsActiveResponse:
+    def _active(self, trigger: ScalerTrigger) -> pb.IsActiveResponse:
         """Return whether a trigger is active.
 
         A queue also is while replicas compute, so that no working pod is removed.
         """
         busy = (
-            asked.metric != "replicas"
-            and control_messages.metrics_message(self._plane, asked.pool).pools[0].running > 0
+            trigger.metric != "replicas"
+            and control_messages.metrics_message(self._plane, trigger.pool).pools[0].running > 0
         )
-        return pb.IsActiveResponse(result=self._value(asked) > 0 or busy)
+        return pb.IsActiveResponse(result=self._value(trigger) > 0 or busy)
 
     async def _stream(
         self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
     ) -> AsyncGenerator[pb.IsActiveResponse, None]:
-        asked = self._trigger(request, caller)
+        trigger = self._trigger(request, caller)
         last = None
         with self._counted():
             while True:
                 changed = self._plane.changed
-                if not self._plane.looked_at or self._known(asked):
-                    active = self._active(asked)
+                if not self._plane.observed_s or self._is_available(trigger):
+                    active = self._active(trigger)
                     if active != last:
                         yield active
                     last = active
@@ -168,9 +168,9 @@ class KedaRpcs:
     async def _specs(
         self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
     ) -> AsyncGenerator[pb.GetMetricSpecResponse, None]:
-        asked = self._trigger(request, caller)
+        trigger = self._trigger(request, caller)
         with self._counted():
-            yield _metric_spec(asked)
+            yield _metric_spec(trigger)
             await asyncio.get_running_loop().create_future()  # keep the stream open: the specification never changes
 
     @contextmanager
@@ -184,8 +184,8 @@ class KedaRpcs:
             self._streams -= 1
 
 
-def _metric_spec(asked: ScalerTrigger) -> pb.GetMetricSpecResponse:
-    spec = pb.MetricSpec(metricName=asked.name, targetSize=math.ceil(asked.target), targetSizeFloat=asked.target)
+def _metric_spec(trigger: ScalerTrigger) -> pb.GetMetricSpecResponse:
+    spec = pb.MetricSpec(metricName=trigger.name, targetSize=math.ceil(trigger.target), targetSizeFloat=trigger.target)
     return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
 

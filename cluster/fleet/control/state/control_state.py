@@ -171,7 +171,7 @@ class ControlState:
     def sequence(self) -> int:
         return self.events[-1].sequence if self.events else 0
 
-    def told(self, time: float, kind: str, **more: Any) -> ControlState:
+    def with_event(self, time: float, kind: str, **more: Any) -> ControlState:
         """Return the state with one more event."""
         event = FleetEvent(self.sequence + 1, time, kind, **{"generation": self.generation, **more})
         return replace(self, events=(*self.events, event)[-MAX_EVENTS:])
@@ -187,20 +187,20 @@ def encode_state(state: ControlState) -> bytes:
 
 def decode_state(data: bytes) -> ControlState:
     """Parse a kept state. Raises ValueError for one that another version of Motley kept in another form."""
-    kept = json.loads(data)
-    if kept.pop("schema") != SCHEMA:
+    record = json.loads(data)
+    if record.pop("schema") != SCHEMA:
         raise ValueError("the control plane's state was kept by another version of Motley")
     return ControlState(
-        pools={name: _pool_plan(**one) for name, one in kept.pop("pools").items()},
-        policy=PolicyPlan(**kept.pop("policy")),
-        drains={name: ReplicaDrain(**one) for name, one in kept.pop("drains").items()},
-        rolls={name: PoolRollout(**one) for name, one in kept.pop("rolls").items()},
-        updates={name: OngoingWeightUpdate(**one) for name, one in kept.pop("updates", {}).items()},
-        events=tuple(FleetEvent(**one) for one in kept.pop("events")),
-        settled=frozenset(kept.pop("settled")),
-        **kept,
+        pools={name: _pool_plan(**one) for name, one in record.pop("pools").items()},
+        policy=PolicyPlan(**record.pop("policy")),
+        drains={name: ReplicaDrain(**one) for name, one in record.pop("drains").items()},
+        rolls={name: PoolRollout(**one) for name, one in record.pop("rolls").items()},
+        updates={name: OngoingWeightUpdate(**one) for name, one in record.pop("updates", {}).items()},
+        events=tuple(FleetEvent(**one) for one in record.pop("events")),
+        settled=frozenset(record.pop("settled")),
+        **record,
     )
 
 
-def _pool_plan(*, weights: Sequence[Mapping[str, Any]] = (), **kept: Any) -> PoolPlan:
-    return PoolPlan(weights=tuple(AppliedWeightUpdate(**one) for one in weights), **kept)
+def _pool_plan(*, weights: Sequence[Mapping[str, Any]] = (), **record: Any) -> PoolPlan:
+    return PoolPlan(weights=tuple(AppliedWeightUpdate(**one) for one in weights), **record)

@@ -116,9 +116,9 @@ def set_policy(
     for name, _, _ in bounds:
         if pools[name].target != state.pools[name].target:
             after = _note_scaled(after, now, name, state.pools[name].target, by=by, reason="its new bounds")
-    told = [policy.name] if policy is not None and policy != state.policy else []
-    told += [f"{name} from {pools[name].minimum} to {pools[name].maximum}" for name, _, _ in bounds]
-    return after.told(now, "policy", by=by, reason=": ".join(filter(None, ("; ".join(told), reason))))
+    changes = [policy.name] if policy is not None and policy != state.policy else []
+    changes += [f"{name} from {pools[name].minimum} to {pools[name].maximum}" for name, _, _ in bounds]
+    return after.with_event(now, "policy", by=by, reason=": ".join(filter(None, ("; ".join(changes), reason))))
 
 
 def drain(
@@ -169,7 +169,7 @@ def drain(
         _check_zero(state, pool, plan.target - 1, allow_zero)
         after = _with_target(state, now, pool, plan.target - 1, by=by, reason=reason)
     after = replace(after, drains={**state.drains, replica_id: new})
-    return after.told(now, "draining", pool=pool, replica_id=replica_id, by=by, reason=reason)
+    return after.with_event(now, "draining", pool=pool, replica_id=replica_id, by=by, reason=reason)
 
 
 def roll(
@@ -196,7 +196,7 @@ def roll(
     rolls = {**state.rolls, pool: PoolRollout(version, model or plan.model)}
     after = replace(state, rolls=rolls, generation=state.generation + 1)
     why = ": ".join(filter(None, (model, reason)))
-    return after.told(now, "rolling", pool=pool, by=by, reason=why)
+    return after.with_event(now, "rolling", pool=pool, by=by, reason=why)
 
 
 def check_update(state: ControlState, pool: str, expected: int | None, reason: str) -> PoolPlan:
@@ -227,26 +227,26 @@ def begin_update(
     return replace(state, updates={pool: one})
 
 
-def updated_weight_contents(told: Sequence[WeightStatus]) -> str | None:
+def updated_weights_digest(results: Sequence[WeightStatus]) -> str | None:
     """Return the digest of the new weights of all replicas that took them; None if it is unknown whether any did.
 
     Raises the first replica's error if it is certain that none did, Conflict if replicas have different weights, and
     Unavailable if there are none.
     """
-    found = sorted({one.weights.contents for one in told if one.weights is not None})
-    if not told:
+    found = sorted({one.weights.contents for one in results if one.weights is not None})
+    if not results:
         raise Unavailable("no replica of the pool serves, so none can receive the weights", code="no_replica")
     if len(found) > 1:
         raise Conflict(f"replicas have different weights by now: {', '.join(found)}; roll the pool", code="rolling")
     if found:
         return found[0]
-    errors = [one.error for one in told if one.error is not None]
+    errors = [one.error for one in results if one.error is not None]
     if all(isinstance(error, InvalidRequest) or error.code in _UNCHANGED_CODES for error in errors):
         raise errors[0]
     return None
 
 
-def finish_update(state: ControlState, now: float, pool: str, one: OngoingWeightUpdate, contents: str) -> ControlState:
+def finish_update(state: ControlState, now: float, pool: str, one: OngoingWeightUpdate, digest: str) -> ControlState:
     """Record that the pool's replicas have the new weights, with which new replicas begin from now on."""
     if state.updates.get(pool) != one:
         return state
@@ -254,11 +254,11 @@ def finish_update(state: ControlState, now: float, pool: str, one: OngoingWeight
     before = len(plan.weights)
     pools = {
         **state.pools,
-        pool: replace(plan, weights=(*plan.weights, AppliedWeightUpdate(one.path, one.delta, contents))),
+        pool: replace(plan, weights=(*plan.weights, AppliedWeightUpdate(one.path, one.delta, digest))),
     }
     after = replace(undo_update(state, now, pool, one), pools=pools, generation=state.generation + 1)
     why = ": ".join(filter(None, (one.path, one.reason)))
-    return after.told(now, "updated", pool=pool, before=before, after=before + 1, by=one.by, reason=why)
+    return after.with_event(now, "updated", pool=pool, before=before, after=before + 1, by=one.by, reason=why)
 
 
 def undo_update(state: ControlState, now: float, pool: str, one: OngoingWeightUpdate) -> ControlState:
@@ -278,7 +278,7 @@ def take_over_deployment(
     """
     if deployment == state.deployment:
         return state
-    known = {name: (state.pools.get(name, plan), plan) for name, plan in pools.items()}
+    old_and_new = {name: (state.pools.get(name, plan), plan) for name, plan in pools.items()}
     plans = {
         name: replace(
             plan,
@@ -286,13 +286,15 @@ def take_over_deployment(
             model=old.model if old.said == plan.said else "",
             weights=old.weights if old.said == plan.said else (),
         )
-        for name, (old, plan) in known.items()
+        for name, (old, plan) in old_and_new.items()
     }
     drains = {name: one for name, one in state.drains.items() if one.pool in plans}
     rolls = {name: one for name, one in state.rolls.items() if name in plans}
     settled = state.settled.intersection(plans)
     updates = {
-        name: one for name, one in state.updates.items() if name in plans and known[name][0].said == plans[name].said
+        name: one
+        for name, one in state.updates.items()
+        if name in plans and old_and_new[name][0].said == plans[name].said
     }
     after = replace(
         state,
@@ -308,10 +310,12 @@ def take_over_deployment(
     if not what:
         return after
     after = replace(after, generation=state.generation + 1)
-    for name, (old, _) in sorted(known.items()):
+    for name, (old, _) in sorted(old_and_new.items()):
         if plans[name].target != old.target:
             after = _note_scaled(after, now, name, old.target, by=DEPLOYER, reason="its new bounds")
-    return after.told(now, "deployed", by=DEPLOYER, reason=what if len(what) <= MAX_REASON else f"{what[:197]}...")
+    return after.with_event(
+        now, "deployed", by=DEPLOYER, reason=what if len(what) <= MAX_REASON else f"{what[:197]}..."
+    )
 
 
 def _differences(old: ControlState, new: ControlState) -> Iterator[str]:
@@ -391,7 +395,9 @@ def _keep_removed(state: ControlState, pool: str, more: int) -> Mapping[str, Rep
 
 def _note_scaled(state: ControlState, now: float, pool: str, before: int, *, by: str, reason: str) -> ControlState:
     state = replace(state, settled=state.settled - {pool})
-    return state.told(now, "scaled", pool=pool, before=before, after=state.pools[pool].target, by=by, reason=reason)
+    return state.with_event(
+        now, "scaled", pool=pool, before=before, after=state.pools[pool].target, by=by, reason=reason
+    )
 
 
 def _check_zero(state: ControlState, pool: str, replicas: int, allow_zero: bool) -> None:

@@ -17,7 +17,7 @@ class GcsStateStore:
     def __init__(self, app: str) -> None:
         self._key, self._port_key = f"control/{app}".encode(), f"control-port/{app}".encode()
 
-    def kept(self) -> ControlState | None:
+    def load(self) -> ControlState | None:
         """Return the kept state, or None. Raises ValueError for the state of another version of Motley."""
         data = read_record(self._key)
         return None if data is None else decode_state(data)
@@ -42,5 +42,5 @@ class GcsStateStore:
 
 def current_targets(app: str) -> dict[str, int]:
     """Return how many replicas each pool is to have, for a new deployment; empty before the first one."""
-    state = GcsStateStore(app).kept()
+    state = GcsStateStore(app).load()
     return {} if state is None else {name: plan.target for name, plan in state.pools.items()}
