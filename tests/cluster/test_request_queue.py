@@ -98,6 +98,20 @@ async def test_one_that_leaves_as_it_is_sent_away_leaves_once() -> None:
     assert line.held == 0
 
 
+async def test_one_that_is_held_goes_to_a_replica_that_comes_before_the_line_has_looked() -> None:
+    """It has not waited for capacity, which without a queue is refused at once."""
+    fleet = Fleet()
+    fleet.replicas = {}
+    line = a_line(fleet, max_wait_s=0.0, hold_s=60.0)
+    asked = ask(line, request())
+    await asyncio.sleep(0)
+    assert line.held == 1
+    fleet.replicas = {"only": None}
+    fleet.hear(room=True)
+    async with asyncio.timeout(10):
+        await asked
+
+
 def test_what_has_left_a_queue_leaves_it_once() -> None:
     queue: FairQueue[str] = FairQueue({}, 10, 1000)
     entry, _ = queue.push("one", "a", 5)

@@ -145,7 +145,7 @@ def test_what_is_checked_moves_with_the_seed_and_is_bounded(monkeypatch: pytest.
     batch = random_batch(AttentionSpec("fp16", "fp16", 8, 4, 64), [(100, 40), (7, 1), (0, 33), (5, 0)])
     everything = {(s, h, int(row)) for s, h, rows in sample_checks(batch) for row in rows}
     assert len(everything) == 4 * (40 + 1 + 33)
-    monkeypatch.setattr(attention_problem, "_MOST", 1)
+    monkeypatch.setattr(attention_problem, "_MAX_SCORES", 1)
     found = [{(s, h, int(row)) for s, h, rows in sample_checks(batch, seed) for row in rows} for seed in range(256)]
     for each in found:
         assert {s for s, _, _ in each} == {0, 1, 2}
@@ -153,7 +153,7 @@ def test_what_is_checked_moves_with_the_seed_and_is_bounded(monkeypatch: pytest.
         assert {(s, row // 16) for s, _, row in each} == {(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2)}
         assert {(0, 39), (1, 0), (2, 32)} <= {(s, row) for s, _, row in each}
     assert len(set().union(*found)) > 0.8 * len(everything)
-    monkeypatch.setattr(attention_problem, "_MOST", 2**40)
+    monkeypatch.setattr(attention_problem, "_MAX_SCORES", 2**40)
     assert len({(s, h) for s, h, _ in sample_checks(batch, 0)}) == 12
 
 

@@ -129,8 +129,10 @@ class RequestQueue:
         elif not len(self._queue) and self._may_go(request, now, now - arrived):
             return
         admitted = asyncio.get_running_loop().create_future()
-        queued = _QueuedRequest(request, admitted, arrived, deadline, arrived, max_context_tokens(request))
-        if self._sheds and not self._is_absent(request) and self._cannot_meet_slo(queued, now):
+        absent = self._is_absent(request)  # now: a replica may come before the queue looks at it
+        waiting_since = math.inf if absent else arrived
+        queued = _QueuedRequest(request, admitted, arrived, deadline, waiting_since, max_context_tokens(request))
+        if self._sheds and not absent and self._cannot_meet_slo(queued, now):
             raise _objective_error()
         entry, evicted = self._queue.push(
             queued, request.tenant, len(request.prompt_ids), priority=request.priority, is_retry=is_retry
