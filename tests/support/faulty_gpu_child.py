@@ -32,6 +32,6 @@ class Faulty(gpu_tasks.GpuTasks):
 
 
 if __name__ == "__main__":
-    tasks = Faulty(gpu_tasks.rig_of(sys.argv[1]))
+    tasks = Faulty(gpu_tasks.rehearsal_context(sys.argv[1]))
     respond({"ready": True})
     serve(tasks)

@@ -9,7 +9,7 @@ from motley_bench.processes.bench_child import respond
 from motley_bench.processes.task_process import serve
 
 if __name__ == "__main__":
-    device_context = gpu_tasks.rig_of(sys.argv[1])
+    device_context = gpu_tasks.rehearsal_context(sys.argv[1])
     from late_device import LateDevice
 
     tasks = gpu_tasks.GpuTasks(device_context, lambda: LateDevice(recorded=False))

@@ -19,7 +19,7 @@ class KernelTarget:
     what      the target in words
     of        whether the target is about a row
     value     figure of such a row; None if it has none, as a ratio without a peer
-    at_least  minimum that the figure of each of these rows must reach
+    minimum   smallest figure that each of these rows must reach
     """
 
     what: str

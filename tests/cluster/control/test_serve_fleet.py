@@ -79,14 +79,14 @@ async def test_pools_that_no_node_could_hold_are_known_where_no_node_joins(
     ]
     details = SimpleNamespace(target_num_replicas=0, replicas=[], status=SimpleNamespace(value="HEALTHY"), message="")
 
-    async def asked(self: ServeBackend, ask: Any, *args: Any) -> Any:
+    async def asked(self: ServeBackend, call: Any, *args: Any) -> Any:
         ids = [SimpleNamespace(app_name="motley", name=name) for name in ("p0", "p1")]
-        return ids if ask is fetch_deployment_ids else details
+        return ids if call is fetch_deployment_ids else details
 
     async def info(self: ServeBackend, name: str) -> Any:
         return SimpleNamespace(version="1")
 
-    monkeypatch.setattr(ServeBackend, "_asked", asked)
+    monkeypatch.setattr(ServeBackend, "_call_controller", asked)
     monkeypatch.setattr(ServeBackend, "_settings", info)
     resources = {"CPU": 8.0, "memory": 2.0**34}
     monkeypatch.setattr(
