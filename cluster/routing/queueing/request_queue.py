@@ -191,9 +191,8 @@ class RequestQueue:
         chosen = None
         for entry in islice(self._queue.in_turn(), MAX_SCANNED):
             queued = entry.item
-            if queued.admitted.done() or math.isinf(
-                queued.waiting_since
-            ):  # its client has just cancelled, or it has no replica
+            # Its client has just cancelled, or it has no replica.
+            if queued.admitted.done() or math.isinf(queued.waiting_since):
                 continue
             if not any(each.needs_no_more_than(queued) for each in refused):
                 if refused and (now < self._next_scan_at or len(refused) == MAX_PREDICTED):
