@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import struct
 import time
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import cast
 
 from endless import http_head
 from raw_http import DATA, END_STREAM, HEADERS, MOST_DATA, Http2, frame
@@ -93,9 +94,13 @@ def halves_of_bodies(port: int, count: int, size: int, fields: str = "") -> Iter
         responses: dict[socket.socket, str] = {}
 
         def statuses(wait_s: float = 5.0) -> Counter[str]:
-            silent = [one for one in connections if one not in responses]
-            for one in select.select(silent, [], [], wait_s)[0] if silent else ():
-                responses[one] = one.recv(4096)[9:12].decode()
+            with selectors.DefaultSelector() as selector:  # not `select`, which takes no descriptor from 1024 on
+                for one in connections:
+                    if one not in responses:
+                        selector.register(one, selectors.EVENT_READ)
+                for key, _ in selector.select(wait_s) if selector.get_map() else ():
+                    one = cast("socket.socket", key.fileobj)
+                    responses[one] = one.recv(4096)[9:12].decode()
             return Counter(responses.values())
 
         yield statuses
