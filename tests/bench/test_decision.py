@@ -29,8 +29,8 @@ def test_it_is_of_all_that_is_decided_and_of_one_prediction(monkeypatch: pytest.
 
     for owner, name in (
         (ReplicaDirectory, "soonest"),
-        (RequestQueue, "turn"),
-        (ReplicaDirectory, "visit"),
+        (RequestQueue, "wait_turn"),
+        (ReplicaDirectory, "dispatch"),
         (LatencyModel, "predict"),
     ):
         count(owner, name)
@@ -38,7 +38,7 @@ def test_it_is_of_all_that_is_decided_and_of_one_prediction(monkeypatch: pytest.
     rows = list(decision_latency.measure_decisions())
     samples = len(decision_latency.PROMPTS) * decision_latency._TURNS
     assert [row["workload"]["prompt_tokens"] for row in rows] == list(decision_latency.PROMPTS)
-    assert requested["soonest"] == requested["turn"] == samples
-    assert requested["visit"] == requested["predict"] == samples + len(decision_latency.PROMPTS), (
+    assert requested["soonest"] == requested["wait_turn"] == samples
+    assert requested["dispatch"] == requested["predict"] == samples + len(decision_latency.PROMPTS), (
         "and one that is sent first"
     )

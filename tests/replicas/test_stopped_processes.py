@@ -229,7 +229,7 @@ def test_a_tokenizer_that_was_killed_a_moment_ago_is_replaced(
     """Before it was noticed that it has ended."""
     whole, old = ids(aside), aside._forkserver
     assert old is not None
-    real = type(old).ask
+    real = type(old).call
 
     def ask(self: Forkserver, request: bytes) -> object:
         if self is old:
@@ -237,7 +237,7 @@ def test_a_tokenizer_that_was_killed_a_moment_ago_is_replaced(
             old._process.wait()
         return real(self, request)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(old), "ask", ask)
+    monkeypatch.setattr(type(old), "call", ask)
     assert ids(aside) == whole
 
 

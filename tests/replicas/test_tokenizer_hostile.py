@@ -283,7 +283,7 @@ class HeldAside(TokenizerProcess):
     def _running(self) -> Any:
         return self
 
-    def ask(self, request: bytes) -> dict[str, Any]:
+    def call(self, request: bytes) -> dict[str, Any]:
         self.begun.set()
         assert self.go.wait(60)
         self.read.append(json.loads(request)["arguments"]["text"])
