@@ -82,7 +82,7 @@ def test_an_orphan_without_a_mark_is_known_from_before(tmp_path: Path, left: lis
 def test_a_number_that_another_process_has_by_now_is_not_the_services(tmp_path: Path) -> None:
     family = ServiceProcesses(str(tmp_path))
     with subprocess.Popen(SLEEP, env=UNMARKED) as another:
-        family._seen = {another.pid: 1}
+        family._descendants = {another.pid: 1}
         assert family.living() == []
         another.kill()
 

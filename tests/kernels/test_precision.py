@@ -87,7 +87,7 @@ class TestEach:
         def chosen(m):
             return kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=128), device)
 
-        (_, last, few, _), (_, _, many, _) = operations_by_rows(chosen, most=256)
+        (_, last, few, _), (_, _, many, _) = operations_by_rows(chosen, max_rows=256)
         assert (few, many) == ("w4a16_gemm" if policy.capability.bf16 else "w4a16_gemv", "w4a16_dequantize")
         assert last == GEMM_ROWS or not policy.capability.bf16
 

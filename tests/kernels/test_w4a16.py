@@ -249,7 +249,7 @@ def test_ranges_tell_the_kernel_of_every_number_of_tokens(folder: Path) -> None:
         ) -> tuple[KernelOperation, str]:
             return kernel_for(policy, ProblemShape.of(m=m, n=4096, k=4096, group=128), device)
 
-        ranges = list(operations_by_rows(chosen, most=300))
+        ranges = list(operations_by_rows(chosen, max_rows=300))
         assert ranges[0][0] == 1
         assert ranges[-1][1] == 300
         assert all(before[1] + 1 == after[0] for before, after in pairwise(ranges))

@@ -185,7 +185,7 @@ def test_copies_travel() -> None:
 def test_a_mark_is_reached_when_every_process_has_copied() -> None:
     copies = CopyTracker(2)
     TrackedCopyEvent(copies, 0).wait()
-    copies.asked = 2
+    copies.num_requested = 2
     came = threading.Event()
 
     def wait() -> None:
