@@ -110,7 +110,7 @@ class EmbeddedRedis:
         raise ConfigurationError(message, code="bad_prefix_cache")
 
     def ping(self) -> None:
-        """Check that the server answers within `ASKED_S`. Raises TimeoutError."""
+        """Check that the server answers within `PING_TIMEOUT_S`. Raises TimeoutError."""
         if not self._replies(PING_TIMEOUT_S):
             raise TimeoutError(f"no reply to PING within {PING_TIMEOUT_S:g} s")
 

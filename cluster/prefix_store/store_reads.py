@@ -70,9 +70,9 @@ class EpochValidator:
 
 
 class KnownValuesCall:
-    """One call of `known`.
+    """One call that counts stored values.
 
-    count  number of values that are present and current; None: no answer came
+    count  number of leading values that are present and current, up to the first that is not; None: no answer came
     """
 
     def __init__(self, judge: EpochValidator, queries: Sequence[ValueQuery], tag: bytes) -> None:

@@ -83,7 +83,7 @@ def set_number_of_replicas(controller: Any, app: str, name: str, replicas: int) 
 
 
 def read_settings(route: bytes) -> DeployedSettings:
-    """Return what Serve keeps of a deployment, from the answer to `ask_deployment_settings`."""
+    """Return what Serve keeps of a deployment, from the answer to `fetch_deployment_settings`."""
     from ray.serve.generated.serve_pb2 import DeploymentRoute
 
     info = DeploymentRoute.FromString(route).deployment_info

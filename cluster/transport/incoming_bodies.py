@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 class IncomingBodies:
-    """Counts of the bodies of one ingress that have not fully arrived.
+    """Limiter of the bodies of one ingress that have not fully arrived: beyond a bound on their bytes or on late ones,
+    in all or for one tenant, Overloaded is raised.
 
     num_bytes   bytes that these bodies hold
     num_bodies  number of them that are late, by LATE_S

@@ -29,7 +29,7 @@ _BEHIND = 0.9  # share of the budget below which read bytes are counted: that co
 class ClientReader:
     """Client that reads one answer, and how much longer a write may wait for it.
 
-    That budget is `timeout_s`. A waiting write uses it up; one second of it comes back for every LEAST_BYTES_S bytes
+    That budget is `timeout_s`. A waiting write uses it up; one second of it comes back for every MIN_BYTES_PER_S bytes
     that are read, and for every second in which there is nothing to write. So a client that reads nothing is
     disconnected after `timeout_s`, one that reads very slowly later, and one that keeps up never, however late the
     event loop notices that a write is done. `clock` is in seconds.

@@ -50,7 +50,7 @@ def count_kv_blocks(
     blocks = min(blocks, useful)
     if blocks < 1:
         raise InvalidRequest(
-            f"kv_memory_bytes: there is no room for one KV block, which takes {block_bytes} bytes",
+            f"kv_memory_bytes: there is no room for one KV block, which takes {block_bytes} bytes ({source})",
             param="kv_memory_bytes",
         )
     size = blocks * block_bytes / 2**20

@@ -55,7 +55,7 @@ class ModelLimits:
 
 
 def resolve_max_tokens(sampling: SamplingParams, context_left: int, default: int | None = None) -> int:
-    """Return how many tokens a choice may have: max_tokens, or else a protocol's default, and at most `room`.
+    """Return how many tokens a choice may have: max_tokens, or else a protocol's default, and at most `context_left`.
 
     Raises InvalidRequest if min_tokens is more than that, which would silently override it.
     """

@@ -157,9 +157,8 @@ class GpuRunner:
         """Capture the likeliest CUDA graphs of decode steps with the newest weights, as many as are kept
         (`WarmableRunner`).
 
-        Few sequences and short contexts are the likeliest. A graph with filters also serves rows without. A quarter of
-        the graphs, or what is left, is for steps whose tokens are sampled apart from the graph. Returns a sentence for
-        the log.
+        Few sequences and short contexts are the likeliest. A graph with filters also serves rows without. At least
+        a quarter of the graphs is for steps whose tokens are sampled outside the graph. Returns a sentence for the log.
 
         within_s   most seconds that this may take
         penalised  whether requests have penalties by default; then such graphs serve all

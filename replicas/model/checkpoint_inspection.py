@@ -121,7 +121,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise CheckpointError("must be an object of tensor names and files", file=INDEX, tensor="weight_map")
     for tensor, name in weight_map.items():
         if not isinstance(name, str):
-            raise CheckpointError(f"{name!r} is no file name", file=INDEX, tensor=tensor)
+            raise CheckpointError(f"names the file {name!r}; expected a string", file=INDEX, tensor=tensor)
     return weight_map
 
 

@@ -75,7 +75,10 @@ def limit_embedded_redis(spec: FleetSpec, shared: PrefixSharing) -> None:
 def choose_prefix_sharing(spec: FleetSpec, own: str = "", secret: bytes | None = None) -> PrefixSharing:
     """Return how the fleet shares prefixes.
 
-    The secret is that of the file in the settings, else the existing one, else a new one. Raises ConfigurationError.
+    The secret is that of the file `prefix_cache.secret` if the fleet names one, else `secret`, that of the fleet that
+    is deployed already, else a new one. Raises ConfigurationError if the file cannot be used.
+
+    own  URL of the service's own redis-server; empty if there is none
     """
     path = spec.prefix_cache.secret
     return PrefixSharing(own=own, secret=read_secret(path) if path is not None else secret or os.urandom(SECRET_BYTES))

@@ -89,7 +89,11 @@ class LivenessMonitor:
                 attempt.interrupt(Unavailable("no replica can take the request; try again shortly", code="no_replica"))
         elif now - max(attempt.waiting_since, self._alive.get(replica, 0.0), self._awake_since) > self._stall_s:
             if replica not in self._suspects:
-                log.warning("replica %s has shown no sign of life for %g s", replica, self._stall_s)
+                log.warning(
+                    "replica %s has shown no sign of life for %g s; its requests are tried elsewhere",
+                    replica,
+                    self._stall_s,
+                )
             self._suspects.add(replica)
             attempt.interrupt(Unavailable("the replica does not answer", code="replica_stalled"))
         else:

@@ -165,7 +165,7 @@ class HAProxyManager(ServeHAProxyManager):
                 try:
                     await self.controlled.revive()
                 except Exception:
-                    log.exception("HAProxy did not start again.")
+                    log.exception("HAProxy did not start again; the next try is in %g s", RETRY_DELAY_S)
                     await asyncio.sleep(RETRY_DELAY_S)
 
 

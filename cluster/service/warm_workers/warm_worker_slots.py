@@ -23,7 +23,10 @@ _WAITING, _STARTING = WAITING_WORKER.encode(), STARTING_WORKER.encode()
 
 
 class WarmWorkerSlots:
-    """Files that record the warm worker processes of one node. They change only under a lock: see `alone`."""
+    """Files that record the warm worker processes of one node.
+
+    Places are counted and added under a lock, see `alone`; a process takes one without, by renaming its file.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

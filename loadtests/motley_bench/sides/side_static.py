@@ -79,7 +79,7 @@ class StaticCacheSide(DeviceSide):
         self._step(ids, self._cache_class(config=self._config, max_cache_len=tokens + 1)).tolist()
 
     def _filled(self, batch: int, tokens: int, capacity: int) -> Any:
-        """Return a static cache of `room` tokens that holds `tokens` tokens."""
+        """Return a static cache of `capacity` tokens that holds `tokens` tokens."""
         cache = self._cache_class(config=self._config, max_cache_len=capacity)
         self._step(torch.ones((batch, 1), dtype=torch.int64, device=self.device), cache)  # allocates it
         for layer in cache.layers:

@@ -24,8 +24,8 @@ def build_swapper(
     max_blocks: int,
     lent: int = 0,
 ) -> tuple[Swapper | None, str]:
-    """Return a swapper with host memory for at most `most` blocks, or None; and why it has that many. Raises
-    InvalidRequest.
+    """Return a swapper with host memory for at most `max_blocks` blocks and `lent` more, or None; and why it has that
+    many. Raises InvalidRequest if the configured memory cannot be had.
 
     block_bytes  bytes of a block, in all processes of the model together
     make         makes a swapper with that many blocks

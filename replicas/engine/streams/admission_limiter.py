@@ -50,11 +50,12 @@ class AdmissionLimiter:
         self.waiting_tokens += tokens
 
     def began(self, tokens: int) -> None:
+        """Count out a request that begins."""
         self._begun.append(self._clock())
         self.left(tokens)
 
     def left(self, tokens: int) -> None:
-        """Count out a request that has begun, or that ended before it began."""
+        """Count out a request that ended before it began. `began` has counted out the others."""
         self.waiting -= 1
         self.waiting_tokens -= tokens
         assert self.waiting >= 0 <= self.waiting_tokens

@@ -58,8 +58,8 @@ class HostRecords(Protocol[R]):
 class StoreBuffers(Generic[R]):
     """Buffers of one thread, which it reuses for every operation.
 
-    room     for the payloads of one record
-    arrived  for the bytes of one read from the store
+    payloads  for those of one record
+    arrived   for the bytes of one read from the store
     """
 
     payloads: R

@@ -30,8 +30,9 @@ class PiecewiseDecoder:
     def submit(
         self, batch: Callable[[], StepBatch], kv: list[torch.Tensor], end: Callable[[StepBatch, ForwardModel], None]
     ) -> None:
-        """Submit a step in parts (`PiecewiseModel`): runs of layers that stay on the device, and each offloaded layer
-        after its copy.
+        """Submit a step without waiting for the device (`PiecewiseModel`): `batch`, runs of layers that stay there,
+        each offloaded layer after its copy, then `end`. May wait for a disk. Raises EngineFault if a layer cannot be
+        read.
         """
         tier = self.decoder.tier
         assert isinstance(tier, DeviceTier)

@@ -29,7 +29,7 @@ class CopyTracker:
             self._changed.notify_all()
 
     def lose(self) -> None:
-        """Record that a process has ended, so that all waits for copies raise."""
+        """Record that a process has ended: all waits for copies raise EngineLost, those that come later too."""
         with self._changed:
             self._lost = True
             self._changed.notify_all()

@@ -60,7 +60,7 @@ class FollowerGroup:
     """All processes of a divided model, as the first process starts, calls and watches them.
 
     The others report on their devices when they start, and load once layers are divided. One that sends no heartbeat,
-    or serves and computes nothing by its own report, for SILENCE_TIMEOUT_S seconds, or ANSWER_TIMEOUT_S while a step
+    or serves and computes nothing by its own report, for SILENCE_TIMEOUT_S seconds, or REPLY_TIMEOUT_S while a step
     waits, is lost. All processes then end, and waits raise EngineLost with its name and its last activity.
 
     config          configuration of the first process
@@ -367,7 +367,7 @@ class FollowerGroup:
     def receive_result(self) -> torch.Tensor:
         """Return the last stage's result of the oldest call that has none yet.
 
-        Raises EngineLost when a process has ended, or sends or computes nothing for ANSWER_TIMEOUT_S seconds meanwhile.
+        Raises EngineLost when a process has ended, or sends or computes nothing for REPLY_TIMEOUT_S seconds meanwhile.
         """
         last = self._followers[-self._size]
         checker = HeartbeatChecker(self._followers, lambda: REPLY_TIMEOUT_S)
@@ -410,7 +410,7 @@ class FollowerGroup:
     @contextmanager
     def waiting_for_followers(self) -> Iterator[None]:
         """Context manager for a step that waits for the other processes: inside it one that sends or computes nothing
-        is lost after ANSWER_TIMEOUT_S seconds.
+        is lost after REPLY_TIMEOUT_S seconds.
 
         Where ranks share memory it does nothing, since their exchange detects that by itself.
         """

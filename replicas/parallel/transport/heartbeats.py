@@ -51,7 +51,7 @@ class HeartbeatSender:
     def watch_current_thread(self, min_stall_s: float = 0.0) -> None:
         """Let heartbeats also report for how long the calling thread has used no CPU time.
 
-        The thread is expected to wake up every LOOK_S seconds wherever it waits for other processes. Nothing is
+        The thread is expected to wake up at short intervals wherever it waits for other processes. Nothing is
         reported where the kernel measures CPU time too coarsely.
 
         min_stall_s  shortest standstill in seconds that is reported

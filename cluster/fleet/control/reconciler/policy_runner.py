@@ -61,7 +61,7 @@ class PolicyRunner:
     ) -> Sequence[ReplicaTarget]:
         """Return the policy's targets.
 
-        None if it is not time to decide or the policy fails: then the fleet stays as it is.
+        Empty if it is not time to decide or the policy fails: then the fleet stays as it is.
         """
         try:
             if state.policy != self._made_of:

@@ -217,7 +217,10 @@ def check_update(state: ControlState, pool: str, expected: int | None, reason: s
 def begin_update(
     state: ControlState, now: float, pool: str, one: OngoingWeightUpdate, expected: int | None
 ) -> ControlState:
-    """Record that weights are to be updated, before any replica is asked to. Raises MotleyError.
+    """Return the state with this update in progress, to be stored before any replica is asked for it.
+
+    Raises Conflict if another update or a rollout is in progress or the version is not `expected`, NotFound if there is
+    no such pool, and InvalidRequest for a reason that cannot be stored.
 
     Whatever process ends meanwhile, the record says which weights the replicas may have.
     """
