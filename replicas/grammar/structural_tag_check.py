@@ -53,7 +53,7 @@ def _format(value: Any, at: str, depth: int) -> Any:
     if not isinstance(value, dict):
         raise _TagRefused(f"{at}: expected an object")
     if depth > MAX_DEPTH:
-        raise _TagRefused(f"formats at most {MAX_DEPTH} deep are accepted", "grammar_too_complex")
+        raise _TagRefused(f"{at}: formats at most {MAX_DEPTH} deep are accepted", "grammar_too_complex")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise _TagRefused(f"{at}/type: {str(kind)[:MAX_SHOWN]!r} is none of {', '.join(_FIELDS)}")

@@ -79,9 +79,8 @@ class SamplingReader:
         """Take the parameters of a group. prefix: of their names in errors. as_json: lists and objects need not be
         text. Raises InvalidRequest naming the parameter.
         """
-        for theirs in sorted(
-            group, key=lambda name: name not in SUPPORTED
-        ):  # of two names errors name the other server's
+        # Of two names for one parameter, errors name the other server's.
+        for theirs in sorted(group, key=lambda name: name not in SUPPORTED):
             path, value = f"{prefix}{theirs[:80]}", group[theirs]
             name = own_parameter_name(theirs, value, path, SUPPORTED, self._unknown)
             if name is not None:

@@ -70,9 +70,8 @@ def check_nodes() -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     required = node_settings()
-    read_environment = ray.remote(num_cpus=0, max_calls=1)(
-        _read_environment
-    )  # its process ends: it is no actor's any more
+    # Its process ends after one call, and is not taken for an actor.
+    read_environment = ray.remote(num_cpus=0, max_calls=1)(_read_environment)
     names = [*(setting.name for setting in required), HAPROXY]
     reads = [
         read_environment.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(

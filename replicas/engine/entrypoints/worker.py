@@ -107,9 +107,8 @@ class Worker:
         self._idle.clear()
         try:
             grammar = await self._grammar(request)  # counts as waiting meanwhile, like any admitted request
-            if (
-                not output_queue.done
-            ):  # else it was ended while the grammar was compiled, and nothing would cancel it later
+            # Otherwise it was ended while the grammar was compiled, and nothing would cancel it later.
+            if not output_queue.done:
                 thread.add(key, request, arrived, grammar)
             async with aclosing(output_queue.messages()) as messages:
                 async for message in messages:

@@ -38,7 +38,8 @@ def record_geometry(config: EngineConfig, loaded: LoadedModel, ops: Ops) -> Geom
     kv = _kv_dtype(config, ops)
     dtype = config.prefix_wire or kv
     if kv == "int8" and dtype != kv:
-        raise InvalidRequest(f"prefix_wire: {dtype!r} is not accepted; KV in int8 is stored so", param="prefix_wire")
+        message = f"prefix_wire: {dtype!r} is not accepted: KV is int8, and so are its stored prefixes; leave it out"
+        raise InvalidRequest(message, param="prefix_wire")
     model = loaded.config
     return with_value_tokens(Geometry(dtype, model.num_layers, *model.kv_shape, BLOCK_TOKENS))
 

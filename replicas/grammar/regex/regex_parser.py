@@ -85,7 +85,7 @@ def parse_pattern(text: str, *, whole: bool, anywhere: bool = False) -> RegexPat
     node = reader.choice(0)
     reader.expect_end()
     if ahead and (isinstance(node, RegexChoice) or not reader.anchored):
-        raise ValueError("Lookahead is supported at the beginning of a pattern alone, behind ^")
+        raise ValueError(_LOOKAHEAD)
     open_ended = not whole and (anywhere or _has_anchor(node) or bool(ahead))
     starts = RegexSequence((RegexStart(), node)) if ahead else node
     found = _anchored(starts, ANY_TEXT if open_ended else EMPTY_TEXT)
@@ -94,6 +94,10 @@ def parse_pattern(text: str, *, whole: bool, anywhere: bool = False) -> RegexPat
     return RegexPattern(found, wanted, tuple(inner for inner, wants in seen if not wants))
 
 
+_LOOKAHEAD = (
+    "Lookahead is supported only directly behind ^ at the beginning of a pattern, which then has no alternatives (|) "
+    "outside groups"
+)
 _COUNT = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
 _LOOKS_LIKE_COUNT = re.compile(r"\{(\d+|\d*,\d*)\}")
 _GROUP = re.compile(r"\((\?:|\?P?<[A-Za-z_]\w*>|(?!\?))", re.ASCII)
@@ -173,7 +177,9 @@ class _RegexParser:
         found = _COUNT.match(self._text, self._at)
         if found is None:
             if _LOOKS_LIKE_COUNT.match(self._text, self._at):
-                raise ValueError("a repetition without a least number is read in different ways")
+                raise ValueError(
+                    "a repetition without a minimum, or with more than nine digits, is read in different ways"
+                )
             return None
         self._at = found.end()
         min_count = int(found[1])
@@ -291,7 +297,7 @@ def _between(first: int, last: int) -> CodePointRanges:
 
 def _unsupported_group(begin: str) -> str:
     if begin[:3] in ("(?=", "(?!"):
-        return "Lookahead is supported at the beginning of a pattern alone, behind ^"
+        return _LOOKAHEAD
     if begin[:4] in ("(?<=", "(?<!"):
         return "Lookbehind is not supported"
     return f"{begin[:3]} is not supported"

@@ -231,7 +231,7 @@ def _check_numbers(node: dict[str, Any], names: list[str], path: str) -> None:
     lower, upper = integer_bounds(node, decimals)
     if lower is not None and upper is not None and lower > upper:
         what = f"no number of {_DECIMALS} decimals" if decimals else "no integer"
-        raise SchemaRefused(f"{path}: {what} lies within its bounds, from minimum to maximum", drops=given)
+        raise SchemaRefused(f"{path}: {what} lies between its bounds: {', '.join(given)}", drops=given)
     for limit in (lower, upper):
         if decimals == 0 and limit is not None and not -(2**63) <= limit < 2**63:
             raise SchemaRefused(f"{path}: Integer exceeds what 64 bits can hold in its bounds", drops=given)

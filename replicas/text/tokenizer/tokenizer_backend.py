@@ -127,11 +127,8 @@ def probe_tokenizer(backend: tokenizers.Tokenizer, vocab_size: int) -> None:
 def _at_fault_in_use(backend: tokenizers.Tokenizer) -> str:
     """Return the component without which a short text can be tokenized, or else the model."""
     state = json.loads(backend.to_str())
-    for component in (
-        "normalizer",
-        "pre_tokenizer",
-        "post_processor",
-    ):  # in their order: an earlier one upsets later ones
+    # In their order: an earlier one upsets later ones.
+    for component in ("normalizer", "pre_tokenizer", "post_processor"):
         if state.get(component) is not None and _encodes(json.dumps({**state, component: None})):
             return component
     return "model"
@@ -191,9 +188,9 @@ def add_missing_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -
                 otherwise[token.content] = {flag: getattr(token, flag) for flag in _FLAGS}
             continue
         backend.add_tokens([token])
-        if backend.token_to_id(entry["content"]) != token_id:
+        if (found := backend.token_to_id(entry["content"])) != token_id:
             raise CheckpointError(
-                f"token {entry['content']!r} cannot have id {token_id}: {TOKENIZER_FILE} gives it another",
+                f"token {entry['content']!r} cannot have id {token_id}: with {TOKENIZER_FILE} it has id {found}",
                 file=config.added_file,
                 tensor="added_tokens_decoder" if config.added_file == TOKENIZER_CONFIG else "",
             )

@@ -67,9 +67,8 @@ class PolicyRunner:
             if state.policy != self._made_of:
                 self._policy, self._made_of, self.failed = None, state.policy, ""
                 self._policy = make_policy(state.policy)
-            if (
-                self._arrivals.seconds < POLICY_INTERVAL_S or status is None
-            ):  # a policy needs to know what runs and waits
+            # A policy needs to know what runs and waits.
+            if self._arrivals.seconds < POLICY_INTERVAL_S or status is None:
                 return ()
             rates, self._arrivals = self._arrivals.rates, ArrivalCounts()
             if self._policy is None:
