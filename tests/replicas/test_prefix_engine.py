@@ -339,7 +339,7 @@ def test_an_engine_that_is_closed_has_stored_what_it_should(patient: None) -> No
         ({"prefix_wire": "float64"}, "prefix_wire: 'float64' is not accepted"),
         ({"prefix_after": 0}, "prefix_after: 0 is not accepted; expected a positive integer"),
         ({"prefix_buffer_bytes": 1000}, "prefix_buffer_bytes: 1000 is not accepted; expected "),
-        ({"kv_dtype": "int8", "prefix_wire": "bfloat16"}, "prefix_wire: 'bfloat16' is not accepted; KV in int8"),
+        ({"kv_dtype": "int8", "prefix_wire": "bfloat16"}, "prefix_wire: 'bfloat16' is not accepted: KV is int8"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 from client_cancellations import Leaving
 from endless import CHUNK, MAX_TAKEN, flood, http_head
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from held_connections import half_closed, halves_of_bodies
+from held_connections import half_closed, halves_of_bodies, halves_of_messages
 from neighbour import NEIGHBOUR, Neighbour
 from raw_calls import MANY_TOKENS, Asked, Protocol, RawCall, in_parts
 from raw_http import GOAWAY, HEADERS, RST_STREAM, Http2, head, post, unread
@@ -29,12 +29,13 @@ from thorough import thorough
 
 from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc
-from motley.cluster.transport.incoming_bodies import MAX_BODIES, TENANT_SHARE
+from motley.cluster.transport.incoming_bodies import MAX_BYTES, MAX_MESSAGE_BYTES, TENANT_SHARE
 
 READER_TIMEOUT_S = 5  # the neighbour's client shares its interpreter with whoever presses, and reads late itself
 RUNNING, WAITING = 8, 16
 CUTS = 400  # of connections over HTTP
 IDLE = 500
+MOST_LATE = int(MAX_BYTES * TENANT_SHARE) // MAX_MESSAGE_BYTES  # calls of a tenant, which count with a whole message each
 COMPLETE_STREAM = "/motley.v1.Inference/CompleteStream"
 FLOOD: dict[str, Any] = {"max_tokens": 60_000, "ignore_eos": True, "n": 4}
 
@@ -185,9 +186,8 @@ def test_senders_that_do_not_stop(pressed: Served, neighbour: Neighbour, report:
         with halves_of_bodies(pressed.http_port, 300, 2**20) as statuses:
             found = statuses()
         assert set(found) <= {"429", "408"}, "a slow machine has not read as much as may be held before they end"
-        with halves_of_bodies(pressed.http_port, int(MAX_BODIES * TENANT_SHARE) + 100, 1000) as statuses:
-            wait_for(lambda: statuses(0.1)["429"] > 0, "a refusal, since more are late than may be", 60)
-            assert set(statuses()) <= {"429", "408"}
+        with halves_of_messages(pressed.grpc_port, MOST_LATE + 1, []):
+            wait_for(lambda: is_refused_one_more(pressed), "a refusal, since these hold all that a tenant may", 60)
         for method in (COMPLETE_STREAM, "/motley.v1.Inference/Complete", "/vllm.grpc.engine.VllmEngine/Generate"):
             assert "closed without a whole message" in half_closed(pressed.grpc_port, method)
         with grpc.insecure_channel(pressed.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -200,6 +200,11 @@ def test_senders_that_do_not_stop(pressed: Served, neighbour: Neighbour, report:
     report(f"senders that do not stop: {neighbour.pace()}")
     assert pressed.replicas() == replicas, "the same processes"
     pressed.wait_idle()
+
+
+def is_refused_one_more(service: Served) -> bool:
+    with halves_of_bodies(service.http_port, 1, 1000) as statuses:
+        return statuses(0.2) == {"429": 1}
 
 
 def responses_to_heads(stub: Any, size: int) -> set[str]:

@@ -28,6 +28,7 @@ from motley.cluster.protos import inference_pb2 as pb
 from motley.cluster.protos import inference_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
 
 FULL = 8  # sequences that a replica of the pair runs at a time
+CROWD = 8 * FULL  # so many that the wait for them is longer than any error of a prediction
 ROUNDS = 6  # two are enough for the table, unless some end too soon
 STREAMS = 16  # more than one replica runs at a time
 SEVERAL = "several, some ended"
@@ -175,9 +176,9 @@ def under_way(service: Served, prompt: str, **options: Any) -> Iterator[None]:
 
 @contextmanager
 def crowded(service: Served) -> Iterator[Replica]:
-    """One of the two is full while this lasts, so that what comes goes to the other: that one."""
+    """One of the two is full, and more wait there, while this lasts, so that what comes goes to the other: that one."""
     replicas = pool(service)
-    with under_way(service, "Full", **LONG, n=FULL):
+    with under_way(service, "Full", **LONG, n=CROWD):
         running = wait_for(lambda: max(found := carried(service)) == FULL and found, "one to be full")
         yield replicas[running.index(min(running))]
 
@@ -388,7 +389,7 @@ def test_a_replica_is_killed_before_the_first_token(pair: Served) -> None:
                     lambda some=futures: pair.load()["queued_prefill_tokens"] or over(some), "a prompt to be computed"
                 )
                 futures |= {send: threads.submit(send, pair, prompts[send]) for send in others}
-                full = [FULL * (replica != roomy) for replica in replicas]
+                full = [CROWD * (replica != roomy) for replica in replicas]
                 wait_for(
                     lambda some=futures, full=full: sum(theirs(pair, full)) == len(some) or over(some), "all to come"
                 )
