@@ -13,13 +13,13 @@ from .fleet_simulation import SimulationOutcome
 
 @dataclass(frozen=True, slots=True)
 class SimulationMetrics:
-    """Measurements of the requests that came between two moments. Rates are per second, times in seconds.
+    """Results of a simulation, over the requests that arrived between two moments. Rates are requests per second.
 
-    offered   requests that came
-    goodput   requests that met every objective
-    rejected  requests that no replica took
-    late      requests whose first token was late
-    slow      requests whose time per token was too long
+    offered   rate of requests that arrived
+    goodput   rate of requests that met every latency objective
+    rejected  rate of requests that no replica accepted
+    late      rate of requests whose first token came later than the objective
+    slow      rate of requests whose time per token was longer than the objective
     """
 
     offered: float

@@ -75,9 +75,11 @@ def load_engine(
     ops: Ops | None = None,
     accelerator: Accelerator | None = None,
 ) -> LoadedEngine:
-    """Load a model as a replica does. ops, accelerator: see `build_engine`.
+    """Load a model to profile it, with the settings that a replica would load it with.
 
-    Raises CheckpointError, InvalidRequest; what no device could run is refused before anything is loaded.
+    Raises CheckpointError and InvalidRequest; a model that no device could run is refused before anything is loaded.
+
+    ops, accelerator  see `build_engine`
     """
     _check_options(folder, config, options)
     running = max(config.max_running, options.batch)

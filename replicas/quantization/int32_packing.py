@@ -15,10 +15,10 @@ ACTIVATION_KEYS = frozenset({"data_type", "act_bits", "act_data_type", "act_dyna
 
 
 def check_weight_only(config: JsonFields) -> None:
-    """Raise CheckpointError unless weights are integer codes, and activations are not quantized."""
+    """Raise CheckpointError if a quantization_config has weights that are not integers, or quantizes activations."""
     config.choice("data_type", ("int",), default="int")
     if config.integer("act_bits", 1, 64, default=16) < 16:
-        raise config.error("act_bits", "16 or more: activations are left as they are in this format")
+        raise config.error("act_bits", "16 or more, since this format leaves activations unquantized")
 
 
 def unpack_codes(packed: torch.Tensor, bits: int) -> torch.Tensor:

@@ -61,7 +61,7 @@ OTHERWISE: dict[str, Callable[[str], str]] = {
 def test_rules_in_other_words_are_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     check_library()
     said_otherwise(monkeypatch, OTHERWISE[name])
-    with pytest.raises(UnknownLibraryRules, match=r"xgrammar [\d.]+ says its rules in a form that is not known: "):
+    with pytest.raises(UnknownLibraryRules, match=r"xgrammar [\d.]+ writes its rules in an unknown form: "):
         check_library()
 
 
@@ -98,7 +98,7 @@ def test_the_forkserver_says_so_before_it_is_ready(monkeypatch: pytest.MonkeyPat
         answer = receive_frame(ours)
     assert answer is not None
     assert answer[0] == GrammarReply.REFUSED
-    assert b"says its rules in a form that is not known" in answer[2]
+    assert b"writes its rules in an unknown form" in answer[2]
 
 
 def test_the_engine_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +110,12 @@ def test_the_engine_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs = socket.socket(fileno=os.dup(pass_fds[0]))
         ends.append(theirs)
         theirs.sendall(
-            encode_frame(GrammarReply.REFUSED, payload=b"xgrammar 0.9 says its rules in a form that is not known: x")
+            encode_frame(GrammarReply.REFUSED, payload=b"xgrammar 0.9 writes its rules in an unknown form: x")
         )
         return SimpleNamespace(pid=os.getpid(), wait=lambda *_: 0, poll=lambda: 0)
 
     monkeypatch.setattr(forkserver.subprocess, "Popen", start)
-    with pytest.raises(Unavailable, match=r"xgrammar 0\.9 says its rules") as refused:
+    with pytest.raises(Unavailable, match=r"xgrammar 0\.9 writes its rules") as refused:
         grammar_compiler._GrammarForkserver(b"")
     assert refused.value.code == "structured_output_unavailable"
     ends[0].close()

@@ -79,8 +79,15 @@ def digest_pieces(
     mapped: MapBytes | None = None,
     piece_digests: Mapping[int, bytes] | None = None,
 ) -> list[bytes]:
-    """Return the SHA-256 of the pieces with these numbers, or of all, in order; pieces are read in the order of the
-    files.
+    """Return SHA-256 digests of pieces of a checkpoint's weights, in the order of their numbers.
+
+    Pieces are read in another order, that of the files, which is faster.
+
+    numbers        numbers of the pieces that are wanted; None: all
+    progress       is told the bytes that have been read
+    threads        number of threads that read and hash
+    mapped         returns bytes [begin, end) of the data of the only file there is, which is then not read
+    piece_digests  digests of that file's pieces, by the offset where they begin, which need not be computed
     """
     pieces = list(tensor_pieces(tensors, sorted(names)))
     if numbers is not None:

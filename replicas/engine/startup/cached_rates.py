@@ -129,9 +129,9 @@ def _parse_rates(said: Mapping[str, Any]) -> EngineRates:
     rate, context_s = float(said["prefill_tokens_per_s"]), float(said["context_s"])
     steps = tuple(float(seconds) for seconds in said["decode_s"])
     if len(steps) != len(PROFILED_BATCH_SIZES) or not all(map(math.isfinite, (rate, context_s, *steps))):
-        raise ValueError("its lists of batches and seconds differ in length, or hold something other than numbers")
+        raise ValueError("decode_s has not one number for each batch size, or a value is not a finite number")
     if rate <= 0 or context_s < 0 or min(steps) <= 0 or list(steps) != sorted(steps):
-        raise ValueError("it has speeds that no device reaches")
+        raise ValueError("a rate or time is negative or zero, or a larger batch takes less time than a smaller one")
     return EngineRates(rate, steps, context_s)
 
 

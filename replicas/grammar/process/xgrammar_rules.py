@@ -48,7 +48,7 @@ class UnknownLibraryRules(RuntimeError):
     """Error for an xgrammar whose rules are not in the known form."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"xgrammar {version('xgrammar')} says its rules in a form that is not known: {what[:200]}")
+        super().__init__(f"xgrammar {version('xgrammar')} writes its rules in an unknown form: {what[:200]}")
 
 
 def exact_text_rules(grammar: Any) -> str:
@@ -79,7 +79,7 @@ def _check_rules(rules: list[str]) -> None:
     """Raise UnknownLibraryRules unless each line is a rule, and those that are replaced are rules of their own."""
     named = {rule.partition(" ")[0] for rule in rules}
     if len(named) != len(rules):
-        raise UnknownLibraryRules("two rules of one name")
+        raise UnknownLibraryRules("two rules have the same name")
     for rule in rules:
         if not _RULE.match(rule):
             raise UnknownLibraryRules(rule)
@@ -87,7 +87,7 @@ def _check_rules(rules: list[str]) -> None:
         if "Regex" in outside and not _TEXT_RULE.match(rule):
             raise UnknownLibraryRules(rule)
         if _ESCAPE in outside and _ESCAPE not in named:
-            raise UnknownLibraryRules(f"a rule calls {_ESCAPE}, which no rule defines: {rule}")
+            raise UnknownLibraryRules(f"a rule refers to {_ESCAPE}, which no rule defines: {rule}")
 
 
 def check_library() -> None:
@@ -110,12 +110,13 @@ def check_library() -> None:
     try:
         compiled = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False).compile_grammar(rules)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise UnknownLibraryRules(f"what is made of them is no grammar, {error}") from None
+        raise UnknownLibraryRules(f"with Motley's rules in place of some, it refuses its own: {error}") from None
     follows = partial(_follows, compiled)
     if wrong := [text for text in _MATCHING_TEXTS if not follows(text)] + [
         text for text in _REJECTED_TEXTS if follows(text)
     ]:
-        raise UnknownLibraryRules(f"{wrong[0]} is {'refused' if wrong[0] in _MATCHING_TEXTS else 'let through'}")
+        verdict = "refused" if wrong[0] in _MATCHING_TEXTS else "accepted"
+        raise UnknownLibraryRules(f"with Motley's rules, the text {wrong[0]} is {verdict}")
 
 
 def _follows(compiled: Any, text: str) -> bool:

@@ -165,9 +165,9 @@ class _RegexParser:
         if self._counts() is not None:
             raise ValueError("a repetition of a repetition needs parentheses")
         if min_count > (min_count if max_count is None else max_count):
-            raise ValueError(f"a repetition of {min_count} to {max_count} times")
+            raise ValueError(f"a repetition of {min_count} to {max_count} times: the first number is above the second")
         if max(min_count, max_count or 0) > MAX_REPEATS:
-            raise ValueError(f"Invalid repetition: more than {MAX_REPEATS} times")
+            raise ValueError(f"a repetition of more than {MAX_REPEATS} times")
         return RegexRepeat(node, min_count, max_count)
 
     def _counts(self) -> tuple[int, int | None] | None:

@@ -70,10 +70,10 @@ class ReleaseOp:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LookupOp:
-    """Operation that asks how many of the leading keys have a value that can be read.
+    """Operation that asks the store how long the run of keys is, from the first one on, whose values can all be read.
 
-    owner       owner of what is then stored
-    num_stored  the number; None if the store did not say
+    owner       owner that the values of the other keys are stored for, if they are computed after this
+    num_stored  number of keys in that run, set when the operation comes back; None if the store did not answer
     """
 
     keys: tuple[bytes, ...]

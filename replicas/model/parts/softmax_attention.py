@@ -112,8 +112,8 @@ class SoftmaxAttention:
             return replace(self, heads=own.times(heads // kv_heads), kv_heads=own)
         if size % kv_heads or heads % size:
             raise InvalidRequest(
-                f"tensor_parallel: {size} ranks cannot share {kv_heads} KV heads and {heads} heads; expected up to "
-                f"{kv_heads} ranks, or a multiple of it that divides {heads}",
+                f"tensor_parallel: {size} ranks cannot share {kv_heads} KV heads and {heads} heads; expected 1 to "
+                f"{kv_heads} ranks, or a multiple of {kv_heads} that divides {heads}",
                 param="tensor_parallel",
             )
         shared = [each * kv_heads // size for each in range(size)]
