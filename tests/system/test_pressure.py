@@ -35,9 +35,7 @@ READER_TIMEOUT_S = 5  # the neighbour's client shares its interpreter with whoev
 RUNNING, WAITING = 8, 16
 CUTS = 400  # of connections over HTTP
 IDLE = 500
-MOST_LATE = (
-    int(MAX_BYTES * TENANT_SHARE) // MAX_MESSAGE_BYTES
-)  # late calls of a tenant, each counted as a whole message
+MOST_LATE = int(MAX_BYTES * TENANT_SHARE) // MAX_MESSAGE_BYTES  # late calls of a tenant, each counted as this much
 COMPLETE_STREAM = "/motley.v1.Inference/CompleteStream"
 FLOOD: dict[str, Any] = {"max_tokens": 60_000, "ignore_eos": True, "n": 4}
 
