@@ -103,7 +103,7 @@ class EpochCache:
         return self._by_owner.get(tag)
 
     def learn(self, stamp: ValueStamp) -> None:
-        """Record the current epochs of an owner, unless they are being forgotten: until Redis knows, they are old."""
+        """Record an owner's current epochs, unless its values are being forgotten: then Redis still has old ones."""
         with self._lock:
             if self.forgets(stamp.owner):
                 return

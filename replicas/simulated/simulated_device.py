@@ -105,7 +105,7 @@ def find_model_shape(name: str) -> SimulatedModel:
             plan = LayerPlan(0, shape.hidden, attention, mlp)
             return SimulatedModel(name, shape.hidden, shape.vocabulary, ((plan, shape.layers),))
     names = ", ".join(model.name for model in MODELS)
-    raise InvalidRequest(f"model: {name!r} is not known; expected one of {names}", param="model")
+    raise InvalidRequest(f"model: {name!r} is not a simulated model; expected one of {names}", param="model")
 
 
 @dataclass(frozen=True, slots=True)

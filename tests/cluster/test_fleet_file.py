@@ -84,7 +84,7 @@ def test_the_schema_is_as_generated() -> None:
         ("    engine: {speculate_ngram: 99}\n", "4:31", "99 is not accepted; expected an integer from 0 to 32"),
         ("    engine: {drafter: medusa}\n", "4:23", "'medusa' is not accepted; expected 'ngram'"),
         ("    simulate: Voodoo 2\n", "4:15", "pools[0].simulate: 'Voodoo 2' is not in the table; expected one of Te"),
-        ("    simulate: P40\n    simulate_model: gpt\n", "5:21", "'gpt' is not known; expected one of qwen"),
+        ("    simulate: P40\n    simulate_model: gpt\n", "5:21", "'gpt' is not a simulated model; expected one of "),
         ("    simulate_model: qwen2.5-7b\n", "4:21", "it needs `simulate`, which names a GPU"),
         ("    measured: t4.json\n", "4:15", "it needs `simulate`, which names a GPU"),
         ("    attained: {}\n", "4:15", "it needs `simulate`, which names a GPU"),

@@ -383,7 +383,7 @@ def test_too_little_memory_is_refused_before_anything_is_read(
 ) -> None:
     monkeypatch.setattr("motley.replicas.loading.model_loader.digest_pieces", None)
     less = tiered_config["weights_memory_bytes"] - 1
-    with pytest.raises(InvalidRequest, match=r"weights_memory_bytes: .* are too few: head and norms take"):
+    with pytest.raises(InvalidRequest, match=r"weights_memory_bytes: .* is too little: head and norms take"):
         build_engine(checkpoint, EngineConfig(**{**tiered_config, "weights_memory_bytes": less}))
 
 

@@ -68,10 +68,10 @@ class CollectedChoice:
 
 @dataclass(slots=True)
 class CollectedResponse:
-    """A whole answer, as it is collected. Raises InvalidRequest when its `budget` is used up.
+    """A whole answer, while it is collected. Raises InvalidRequest for more log-probabilities than `budget` allows.
 
     logprobs      whether log-probabilities of the output are kept
-    prompt_shown  how often the answer has those of the prompt
+    prompt_shown  how many times the answer repeats the log-probabilities of the prompt
     weights       weights that computed it, in order: several if it moved to a replica with other weights
     """
 

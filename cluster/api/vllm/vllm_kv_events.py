@@ -15,7 +15,7 @@ class KvEventBatcher:
     """Batches of KV events for one subscriber.
 
     A subscriber that resumes, or reads so slowly that events were lost, is told to forget all blocks: no events are
-    kept to be sent again. A gap in the sequence numbers says the same.
+    kept to be sent again. A gap in the sequence numbers means the same.
     """
 
     def __init__(self, request: pb.SubscribeKvEventsRequest) -> None:

@@ -45,7 +45,7 @@ SERVER_TYPE = "vllm-grpc"  # how clients tell this protocol from similar ones
 
 
 class VllmProtocol:
-    """Calls of VllmEngine. `defaults`: the checkpoint's sampling defaults. They raise MotleyError."""
+    """Calls of VllmEngine, which raise MotleyError. `defaults`: the checkpoint's sampling defaults."""
 
     def __init__(self, admitter: RequestAdmitter, router: Router, defaults: Mapping[str, Any]) -> None:
         self._admitter = admitter

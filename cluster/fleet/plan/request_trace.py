@@ -74,7 +74,7 @@ def synthetic_trace(name: str, rate: float, requests: int, seed: int) -> Request
 
 
 def busiest_window(trace: RequestTrace, requests: int) -> RequestTrace:
-    """Return that many consecutive requests from where they arrive fastest."""
+    """Return the `requests` consecutive requests of a trace that arrive within the shortest time."""
     every = trace.arrivals
     if requests >= len(every):
         return trace

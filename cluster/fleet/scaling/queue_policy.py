@@ -21,7 +21,8 @@ from .scaling_policy import FleetObservation, PoolObservation, ReplicaTarget
 class QueuePolicy:
     """Policy that scales each pool by itself, without regard to costs and speeds.
 
-    Requests that are held while there is no replica wait for another pool's once the first is long overdue.
+    While requests are held because there is no replica, it starts one in one pool. If that start is long overdue, it
+    starts one in another pool.
 
     running        wanted number of sequences per replica, running or waiting
     queued_tokens  wanted number of waiting prompt tokens per replica

@@ -128,7 +128,7 @@ class SteadyHAProxy(ServeHAProxy):
             stopped = stopped + 1 if is_stopped(process.pid) else 0
             silent = silent + 1 if stopped or not await self.is_alive() else 0
             if stopped >= STOPPED_PROBES or silent >= SILENT_PROBES:
-                log.error(f"HAProxy ({process.pid}) hangs, and is ended.")
+                log.error(f"HAProxy ({process.pid}) does not respond and is killed, to be started again.")
                 _kill(process.pid)
 
     async def revive(self) -> None:

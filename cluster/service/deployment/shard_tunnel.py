@@ -75,7 +75,9 @@ def connect_tunnel(address: tuple[str, int], name: str, secret: bytes) -> int:
         theirs = _exactly(called, _NONCE_BYTES)
         called.sendall(_proof(secret, b"calls", own, theirs, name_bytes))
         if not hmac.compare_digest(_exactly(called, _PROOF_BYTES), _proof(secret, b"answers", own, theirs, name_bytes)):
-            raise PermissionError(f"{address[0]}:{address[1]} does not have the secret of this model's processes")
+            raise PermissionError(
+                f"{address[0]}:{address[1]} does not have the secret of this model's processes: is it another program?"
+            )
         _set(called)
         return called.detach()
 
@@ -86,7 +88,7 @@ def _answered(caller: socket.socket, secret: bytes) -> str:
     own = secrets.token_bytes(_NONCE_BYTES)
     caller.sendall(own)
     if not hmac.compare_digest(_exactly(caller, _PROOF_BYTES), _proof(secret, b"calls", theirs, own, name_bytes)):
-        raise PermissionError("it does not have the secret of this model's processes")
+        raise PermissionError("it does not have the secret of this model's processes: is it another program?")
     caller.sendall(_proof(secret, b"answers", theirs, own, name_bytes))
     return name_bytes.decode()
 

@@ -36,7 +36,10 @@ def check_manifests(folder: Path, files: Iterable[Path]) -> None:
     with ThreadPoolExecutor(max(1, min(usable_cores(), len(wanted)))) as pool:
         for (name, said), found in zip(wanted, pool.map(lambda each: _digest(folder, each[0]), wanted), strict=True):
             if found != said.lower():
-                raise CheckpointError(f"its SHA-256 is {found}; the checksums beside it say {said.lower()}", file=name)
+                raise CheckpointError(
+                    f"its SHA-256 is {found}; the folder's list of checksums has {said.lower()}: download it again",
+                    file=name,
+                )
 
 
 def _read(folder: Path, name: str) -> list[tuple[str, str]]:

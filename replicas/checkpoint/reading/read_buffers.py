@@ -85,7 +85,7 @@ class PinnedReadBuffers(ReadBuffers):
         try:
             memory: memoryview = self._staging(size).numpy().data
         except RuntimeError as error:
-            log.warning("Weights are read into memory that is not pinned: %s", error)
+            log.warning("Weights are read into memory that this host does not pin, which is slower: %s", error)
             self._nbytes = PINNED_BYTES  # no further memory is pinned
             return allocate_bytes(nbytes)
         self._nbytes += size

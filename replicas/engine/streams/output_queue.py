@@ -22,8 +22,8 @@ class OutputQueue:
     deadline      when the request expires; None: never
     started       whether its first message has come
     done          whether nothing more will come
-    unread_since  when the oldest unread message came, or the reader last took one before it; None: there is no unread
-                  one
+    unread_since  when the oldest unread message came or, if that is later, the reader last took a message; None: all
+                  have been read
     """
 
     def __init__(self, prompt_tokens: int, deadline: float | None, hold: Callable[[bool], object]) -> None:
@@ -51,7 +51,7 @@ class OutputQueue:
         self._wake()
 
     def end(self, error: MotleyError) -> None:
-        """End the request with an error, whatever the engine still sends; unread messages are dropped."""
+        """End the request with an error. Unread messages are dropped, and those that the engine still sends ignored."""
         self.pending.clear()
         self.unread_since = None
         self.done, self._error = True, error

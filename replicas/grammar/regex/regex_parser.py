@@ -227,7 +227,7 @@ class _RegexParser:
         """Read what stands behind a backslash: a class, returned by its letter, or one character."""
         char = self._peek()
         if char == "":
-            raise ValueError("it ends with a backslash")
+            raise ValueError("the pattern ends with a backslash")
         if (code := _HEX.match(self._text, self._at)) is not None:
             self._at = code.end()
             return _one_at(int(code[1] or code[2] or code[3], 16), code[0])

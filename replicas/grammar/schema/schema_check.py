@@ -38,8 +38,8 @@ def check_schema(schema: Any, field: str) -> Any:
 
 
 def to_library_schema(schema: Any) -> Any:
-    """Return the schema in the grammar library's words. Raises SchemaRefused with the place of the schema that cannot
-    be kept to.
+    """Return the schema in the grammar library's words. Raises SchemaRefused, which names the part of the schema that
+    cannot be enforced.
     """
     schemas: dict[SchemaPath, Any] = {}
     patterns = 0

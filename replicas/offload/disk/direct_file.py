@@ -48,8 +48,8 @@ class DirectFile:
         return self._descriptor
 
     def read(self, memory: memoryview, begin: int, end: int) -> int:
-        """Read bytes [begin, end) and return the offset in `memory` at which they begin, which is that of `begin` in
-        its page.
+        """Read bytes [begin, end) of the file and return where in `memory` they begin: at the offset that `begin` has
+        within its page.
 
         memory  begins at a page and has at least `round_to_pages(end - begin)` bytes
 

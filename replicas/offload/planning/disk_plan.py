@@ -156,8 +156,8 @@ def plan_disk(sizes: WeightSizes, budget: int) -> DiskPlan:
         if found.memory_bytes <= budget:
             return found
     raise weights_memory_error(
-        f"{format_mib(budget)} are too few: head and norms take {format_mib(sizes.fixed)}, and two buffers of a layer "
-        f"{format_mib(2 * found.buffer_bytes)}; expected {found.memory_bytes} bytes at least"
+        f"{format_mib(budget)} is too little: head and norms take {format_mib(sizes.fixed)}, two buffers of a layer "
+        f"{format_mib(2 * found.buffer_bytes)}; expected at least {found.memory_bytes} bytes"
     )
 
 

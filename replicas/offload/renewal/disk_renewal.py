@@ -69,7 +69,7 @@ def with_whole_layers(tier: AnyTier, checkpoint: Checkpoint, changed: Collection
 
 
 def write_changed(decoder: Decoder, tier: AnyTier, checkpoint: Checkpoint, changed: frozenset[str]) -> TierFile:
-    """Write a file of the weights that are made of these tensors, and return it. Raises what `renew_disk_decoder`
+    """Write a file of the weights that are made from these tensors, and return it. Raises what `renew_disk_decoder`
     raises.
     """
     ops, key = decoder.ops, secrets.token_hex(16)

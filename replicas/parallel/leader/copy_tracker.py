@@ -9,7 +9,7 @@ from ...errors import EngineLost
 
 
 class CopyTracker:
-    """Progress of numbered copies, from 1 on, in the other processes, each of which makes all copies in order.
+    """Progress of numbered copies of KV, from 1 on, in the other processes, each of which makes all copies in order.
 
     All methods may be called from any thread.
 

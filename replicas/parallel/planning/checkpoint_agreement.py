@@ -48,8 +48,8 @@ def encode_digests(
     """Return what a process sends to the first process about its own checkpoint.
 
     The first process has sent `leader_digests`: the digest of its own description, and the fingerprint of its weights
-    if it is cached. The description is sent only where its digest differs; the digests of the contents are sent only
-    where they are cached and the fingerprint differs.
+    if it has that in its cache. This process sends its description only if the digest of it differs, and the digests
+    of its files' contents only if it has those in its cache and their fingerprint differs.
     """
     said = describe_checkpoint(checkpoint)
     weight_digests = (

@@ -42,7 +42,7 @@ _ERRORS: dict[int, type[Exception]] = {
 class BoundedTemplate:
     """A compiled template; `variables` are the names that it expects to be given. Safe to use from several threads.
 
-    own_process: render in a process of its own; else here, where the caller's process has limits.
+    own_process: render in a process of its own; otherwise in the caller's, which must itself be limited.
 
     Raises one of COMPILE_FAULTS.
     """

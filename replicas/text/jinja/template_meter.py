@@ -89,4 +89,4 @@ def _check_size(chars: int) -> int:
 
 def _check_items(count: int) -> None:
     if count > MAX_ITEMS:
-        raise TemplateLimit(f"a list would be longer than {MAX_ITEMS}")
+        raise TemplateLimit(f"a list would be longer than {MAX_ITEMS} items")

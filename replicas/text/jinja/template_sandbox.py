@@ -64,7 +64,7 @@ def render_text(template: jinja2.Template, values: Mapping[str, Any], max_chars:
             parts.append(part)
         return "".join(parts)
     except MemoryError as error:
-        raise TemplateLimit("there is not enough memory for what it makes") from error
+        raise TemplateLimit("it needs more memory than a template may use") from error
 
 
 class _GenerationTag(jinja2.ext.Extension):

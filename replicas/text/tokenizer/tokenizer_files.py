@@ -59,7 +59,7 @@ class TokenizerConfig:
         config = _read(folder, TOKENIZER_CONFIG)
         if config.get("auto_map"):
             raise CheckpointError(
-                "asks for code of its own to be run, which is never done", file=TOKENIZER_CONFIG, tensor="auto_map"
+                "needs code of its own; Motley runs no code of a checkpoint", file=TOKENIZER_CONFIG, tensor="auto_map"
             )
         current = "added_tokens_decoder" in config
         older = {} if current else _read(folder, SPECIAL_MAP)

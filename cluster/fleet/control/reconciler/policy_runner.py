@@ -77,7 +77,7 @@ class PolicyRunner:
                 observe_fleet(now, state, snapshots, status, rates, cold_start_s, self._speeds)
             )
         except Exception as error:  # a policy's fault, whatever it is, must not end the control loop
-            log.exception("the scaling policy %s failed", state.policy.name)
+            log.exception("the scaling policy %s failed; nothing is scaled until it works again", state.policy.name)
             said = error.message if isinstance(error, MotleyError) else f"{type(error).__name__}: {error}"
             self.failed = " ".join(said.split())
             return ()

@@ -126,7 +126,7 @@ class WeightUpdater:
         try:
             results = await self._fleet.update_weights(pool, one.file, version)
         except MotleyError as error:
-            log.warning("weights of pool %s: %s", pool, error.message)
+            log.warning("the update of pool %s's weights has no result; it is asked for again: %s", pool, error.message)
             return None
         return results or (None if self._serves(pool) else ())
 
@@ -143,11 +143,12 @@ class WeightUpdater:
             try:
                 results = await self._fleet.update_weights(pool, file, version)
             except MotleyError as error:
-                log.warning("weights of pool %s: %s", pool, error.message)
+                log.warning("replicas of pool %s lack an update of weights; it is tried again: %s", pool, error.message)
                 return
             for one in results:
                 if one.error is not None and one.error.code != "version_mismatch":
-                    log.warning("weights of replica %s: %s", one.replica_id, one.error.message)
+                    said = one.error.message
+                    log.warning("replica %s lacks an update of weights; it is tried again: %s", one.replica_id, said)
 
     def _serves(self, pool: str) -> bool:
         """Return whether the pool has a serving replica, as far as is known."""

@@ -240,7 +240,10 @@ def updated_weights_digest(results: Sequence[WeightStatus]) -> str | None:
     if not results:
         raise Unavailable("no replica of the pool serves, so none can receive the weights", code="no_replica")
     if len(found) > 1:
-        raise Conflict(f"replicas have different weights by now: {', '.join(found)}; roll the pool", code="rolling")
+        raise Conflict(
+            f"the pool's replicas have different weights ({', '.join(found)}); roll it, so that all have the same",
+            code="rolling",
+        )
     if found:
         return found[0]
     errors = [one.error for one in results if one.error is not None]
