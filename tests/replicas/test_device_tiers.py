@@ -198,8 +198,8 @@ def test_too_little_of_either_memory_is_refused(checkpoint: Path) -> None:
 
     good, least = budgets(checkpoint, "disk"), DevicePlan(sizes_in(checkpoint), ("disk",) * LAYERS)
     for wrong, message in (
-        ({"weights_memory_bytes": least.device_bytes - 1}, f"expected {least.device_bytes} bytes at least"),
-        ({"weights_host_memory_bytes": least.host_bytes - 1}, f"expected {least.host_bytes} bytes at least, with 6 of"),
+        ({"weights_memory_bytes": least.device_bytes - 1}, f"expected at least {least.device_bytes} bytes"),
+        ({"weights_host_memory_bytes": least.host_bytes - 1}, f"least {least.host_bytes} bytes, with 6 of"),
     ):
         with pytest.raises(InvalidRequest, match=message), engine(checkpoint, LateDevice(), **{**good, **wrong}):
             pass

@@ -138,9 +138,9 @@ def plan_device(sizes: WeightSizes, budget: int, host: int) -> DevicePlan:
         if found.device_bytes <= budget:
             return _move_to_disk(found, host)
     raise weights_memory_error(
-        f"{format_mib(budget)} are too few: embedding, head and norms take "
-        f"{format_mib(sizes.embedding + sizes.fixed)}, and two "
-        f"buffers of a layer {format_mib(2 * found.buffer_bytes)}; expected {found.device_bytes} bytes at least"
+        f"{format_mib(budget)} is too little: embedding, head and norms take "
+        f"{format_mib(sizes.embedding + sizes.fixed)}, two buffers of a layer {format_mib(2 * found.buffer_bytes)}; "
+        f"expected at least {found.device_bytes} bytes"
     )
 
 
@@ -160,9 +160,9 @@ def _move_to_disk(found: DevicePlan, host: int) -> DevicePlan:
             return tried
         smallest = min(smallest, tried, key=lambda each: each.host_bytes)
     raise host_memory_error(
-        f"{format_mib(host)} are too few for the {len(layers)} layers that the device has no room for: expected "
-        f"{smallest.host_bytes} bytes at least, with {len(smallest.on('disk'))} of them on disk, or {found.host_bytes} "
-        "for all"
+        f"{format_mib(host)} is too little for the {len(layers)} layers that the device has no room for; expected at "
+        f"least {smallest.host_bytes} bytes, with {len(smallest.on('disk'))} of them on disk, or {found.host_bytes} for "
+        "all"
     )
 
 
