@@ -63,7 +63,7 @@ def test_both_budgets_are_kept_and_a_refusal_says_what_would_do(sizes: WeightSiz
     else:
         refused = None
     if refused is not None:
-        least = int(str(refused).split("expected ")[1].split()[0])
+        least = int(str(refused).split("expected at least ")[1].split()[0])
         of_device = refused.param == "weights_memory_bytes"
         assert least > (budget if of_device else host)
         plan_device(sizes, *((least, AMPLE) if of_device else (budget, least)))

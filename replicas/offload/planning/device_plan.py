@@ -161,8 +161,8 @@ def _move_to_disk(found: DevicePlan, host: int) -> DevicePlan:
         smallest = min(smallest, tried, key=lambda each: each.host_bytes)
     raise host_memory_error(
         f"{format_mib(host)} is too little for the {len(layers)} layers that the device has no room for; expected at "
-        f"least {smallest.host_bytes} bytes, with {len(smallest.on('disk'))} of them on disk, or {found.host_bytes} for "
-        "all"
+        f"least {smallest.host_bytes} bytes, with {len(smallest.on('disk'))} of them on disk, or {found.host_bytes} "
+        "for all"
     )
 
 
