@@ -137,6 +137,39 @@ def test_the_search_for_errors_finds_them() -> None:
     assert _unknown_errors(texts, {"KeyError"}) == ["Gone", "_Lost", "Lost"]
 
 
+FIELD = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*) {2,}\S", re.MULTILINE)  # a line of a list of fields or parameters
+TABLES = ("_span", "_pairs")  # whose docstrings have tables of something else
+
+
+def _unknown_fields(node: ast.AST, docstring: str) -> list[str]:
+    """Return what a docstring lists as fields or parameters and the class or function has not; keys count as well."""
+    known: set[object] = set()
+    for each in ast.walk(node):
+        match each:
+            case ast.arg(arg=name) | ast.keyword(arg=name) | ast.Attribute(attr=name) | ast.Name(id=name):
+                known.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.Constant(value=name):
+                known.add(name)
+    rest = docstring.partition("\n\n")[2]
+    return [name for found in FIELD.finditer(rest) for name in found[1].split(", ") if name not in known]
+
+
+@pytest.mark.slow("Parses every module and looks at each of its nodes")
+def test_each_field_that_a_docstring_lists_exists() -> None:
+    """A parameter that is renamed would keep its old name there."""
+    for path in [*_sources(), *ROOT.glob("src/motley/client/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in TABLES:
+                unknown = _unknown_fields(node, ast.get_docstring(node) or "")
+                assert unknown == [], f"{path.relative_to(ROOT)}: {node.name}"
+
+
+def test_the_search_for_fields_finds_them() -> None:
+    text = "def f(seconds, *, most): pass"
+    said = "Wait.\n\nseconds   how long\nlimit     of it\na, most   both\n          and more"
+    assert _unknown_fields(ast.parse(text), said) == ["limit", "a"]
+
+
 def test_the_sources_are_found() -> None:
     found = {str(path.relative_to(ROOT)).split("/")[0] for path in _sources()}
     assert found == {"src", "kernels", "replicas", "cluster", "loadtests", "tools"}

@@ -62,7 +62,7 @@ class RedisWire:
     def reply(self, deadline: float, max_bytes: int = _LINE_BYTES) -> RedisReply:
         """Return the next reply.
 
-        most  maximum bytes of a string; a longer one is a protocol error
+        max_bytes  maximum bytes of a string; a longer one is a protocol error
         """
         line = self._line(deadline)
         kind, rest = line[:1], line[1:]

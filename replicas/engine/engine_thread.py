@@ -85,13 +85,13 @@ class EngineThread:
     """Thread that owns an engine. It is made and called on the event loop, and calls back there. Keys of requests are
     the caller's, from 0.
 
-    deliver     called after each step with its emissions, and with none when the thread dies
-    tell        called with changes of KV blocks, while those are watched
-    watchdog_s  a step that takes longer counts as hanging
-    usual_s     expected seconds of a full step, before the first was measured
-    load        the engine's load after the last step
-    died        the error that ended the thread; None while it lives
-    step_began  monotonic seconds at which the current step began; None between steps
+    deliver         called after each step with its emissions, and with none when the thread dies
+    publish_events  called with changes of KV blocks, while those are watched
+    watchdog_s      a step that takes longer counts as hanging
+    usual_s         expected seconds of a full step, before the first was measured
+    load            the engine's load after the last step
+    died            the error that ended the thread; None while it lives
+    step_began      monotonic seconds at which the current step began; None between steps
     """
 
     def __init__(

@@ -30,29 +30,29 @@ class Sequence:
     is known to have ended: its tokens count in `num_launched` from then on, and in `num_computed` once its result is
     here.
 
-    rank       sequences of a lower rank run first
+    rank                 sequences of a lower rank run first
+    ahead                steps in flight that sample a token of this sequence: each such token has a position, and no id
+                         yet
+    limit                num_tokens at which the sequence ends by length
+    eos_ids              token ids that end it, unless the request ignores them
+    leader               sequence with the same prompt: this one waits until the leader has computed the prompt, and
+                         then finds the prompt's KV in the prefix cache
+    matcher              state of its grammar; a step during which the matcher is not ready samples no token
+    matcher_wait_tokens  tokens for which, after a step in vain like that, the sequence waits for its matcher before it
+                         joins a step
+    held                 whether its client reads too slowly, so that nothing is computed for it
+    host_copy            KV of its first tokens in host memory, while it waits
+    store_lookup_done    whether a prefix store was already asked for its prompt, or it is not worth asking
+    values               keys of the values that its prompt fills in the prefix store
+    absent               index of the first of these values that was fetched and not there; None: no fetch missed
+    coming               tokens whose KV came or comes from the prefix store, while it is WAITING_KV
+    displaced            how often it was preempted for a request of a higher priority
+    weights              version of the model's weights that it is computed with
+    outdated             whether newer weights exist: its KV is then not shared with other sequences, in either
+                         direction
 
-    ahead      steps in flight that sample a token of this sequence: each such token has a position, and no id yet
-    unforeseen whether a token in flight decides what the next step does with the sequence; then no step is planned
-    until
-               its id is known
-
-    limit      num_tokens at which the sequence ends by length
-    eos_ids    token ids that end it, unless the request ignores them
-    leader     sequence with the same prompt: this one waits until the leader has computed the prompt, and then finds
-               the prompt's KV in the prefix cache
-    matcher    state of its grammar; a step during which the matcher is not ready samples no token
-    cautious   tokens for which, after a step in vain like that, the sequence waits for its matcher before it joins a
-               step
-    held       whether its client reads too slowly, so that nothing is computed for it
-    host_copy  KV of its first tokens in host memory, while it waits
-    sought     whether a prefix store was already asked for its prompt, or it is not worth asking
-    values     keys of the values that its prompt fills in the prefix store
-    absent     index of the first of these values that was fetched and not there; None: no fetch missed
-    coming     tokens whose KV came or comes from the prefix store, while it is WAITING_KV
-    displaced  how often it was preempted for a request of a higher priority
-    weights    version of the model's weights that it is computed with
-    outdated   whether newer weights exist: its KV is then not shared with other sequences, in either direction
+    next_step_depends_on_token: whether a token in flight decides what the next step does with the sequence. Then no
+    step is planned until the token's id is known.
     """
 
     id: int

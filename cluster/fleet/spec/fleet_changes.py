@@ -22,8 +22,8 @@ ChangeKind = Literal["added", "removed", "restarted", "live"]
 class FleetChange:
     """Change of one pool, or of the fleet where `pool` is None.
 
-    kind  restarted: replicas are replaced one by one; live: no replica is replaced
-    told  one line for the operator
+    kind         restarted: replicas are replaced one by one; live: no replica is replaced
+    description  one line for the operator
     """
 
     kind: ChangeKind

@@ -26,7 +26,7 @@ _BF16 = (8, 0)  # lowest capability that multiplies bfloat16
 
 
 class PoolHardware(Protocol):
-    """Hardware of a pool of the fleet file, as far as the choice of a dtype needs it (`spec.PoolSpec` has it)."""
+    """Hardware of a pool of the fleet file, as far as the choice of a dtype needs it (`PoolSpec` has it)."""
 
     @property
     def name(self) -> str: ...

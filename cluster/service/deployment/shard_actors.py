@@ -81,12 +81,12 @@ class Shard:
 class ShardActorLauncher:
     """Launcher of a replica's other processes, in a placement group that has a bundle for each process.
 
-    cpus       CPUs of each bundle; the first is the replica's own
-    resources  Ray's custom resources of each bundle
-    threads    whether each process computes with as many threads as its bundle has CPUs
-    spread     whether a bundle may be on another node than the replica's
-    gpus       for each process, whether it has a GPU, the only one that it sees; none: none has one
-    spare      whether a warm process waits on each other node for the next replica
+    cpus         CPUs of each bundle; the first is the replica's own
+    resources    Ray's custom resources of each bundle
+    threads      whether each process computes with as many threads as its bundle has CPUs
+    spread       whether a bundle may be on another node than the replica's
+    gpus         for each process, whether it has a GPU, the only one that it sees; none: none has one
+    warm_worker  whether a warm process waits on each other node for the next replica
     """
 
     def __init__(

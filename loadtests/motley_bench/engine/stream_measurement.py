@@ -51,13 +51,13 @@ class WorkloadGroup:
 class EngineMeasurement:
     """Measurements of groups, with all that they have found so far.
 
-    device  "cuda", or "cpu" for a rehearsal
-    out     folder for traces
-    left    returns the seconds that are left until a given share of the time
-    told    called with a line about what is being done
-    found   results, errors, and measurements that were skipped; `late` marks those skipped for lack of time
-    cut     measurements that time did not reach
-    sides   description that each side has given of itself, by "shape side"
+    device    "cuda", or "cpu" for a rehearsal
+    out       folder for traces
+    left      returns the seconds that are left until a given share of the time
+    progress  called with a line about what is being done
+    found     results, errors, and measurements that were skipped; `late` marks those skipped for lack of time
+    cut       measurements that time did not reach
+    sides     description that each side has given of itself, by "shape side"
     """
 
     def __init__(

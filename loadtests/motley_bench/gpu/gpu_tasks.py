@@ -49,7 +49,7 @@ def rehearsal_context(capability: str) -> DeviceContext:
 class GpuTasks:
     """Tasks of the process: each public method is one, and its arguments and result are JSON.
 
-    accelerator  passed on to `gpu_engine.compare`
+    accelerator  passed on to `gpu_engine_check.compare`
     """
 
     def __init__(

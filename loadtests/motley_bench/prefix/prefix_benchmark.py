@@ -45,7 +45,8 @@ class PrefixBenchPlan:
                          numbers of values that are read at the same time
     moved, repeats       bytes of one sample, and number of samples
     shape                model of the engines, a name in SHAPES, with random weights
-    prefixes, asked      lengths in tokens of prefixes whose time to first token is measured, and how often each way
+    prefixes             lengths in tokens of prefixes whose time to first token is measured
+    requests_per_prefix  how often it is measured for each of them, each way
     trace                settings of the trace of tenants
     faults               settings of the faults of Redis under load
     numerics             settings of the exchange of KV between dtypes

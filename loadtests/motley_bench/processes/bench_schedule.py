@@ -82,8 +82,8 @@ class BenchSchedule:
     When all stages had their turn, the time that is left goes to parts that were cut off ("unreached" in their fields),
     to each in turn all of it. What a part skipped for lack of memory ("skipped") is reported, and is no failure.
 
-    common  fields that each part's file begins with
-    told    results of each part by name, as summary.json has them
+    common    fields that each part's file begins with
+    outcomes  results of each part by name, as summary.json has them
     """
 
     def __init__(self, out: Path, seconds: float, stages: Sequence[BenchTurn], common: Mapping[str, Any]) -> None:

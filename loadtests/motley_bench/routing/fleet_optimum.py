@@ -29,10 +29,11 @@ _CHUNKS = (0.0, 0.25, 0.5, 1.0)  # prompt tokens as a share of the budget of a s
 class LengthBucket:
     """Requests of about the same length, with mean lengths in tokens.
 
-    rate    requests/s
-    new     prompt tokens that no cache has
-    cached  prompt tokens that caches have
-    least   new tokens of the shortest of them
+    rate        requests/s
+    new         prompt tokens that no cache has
+    cached      prompt tokens that caches have
+    output      output tokens
+    min_tokens  new tokens of the shortest of them
     """
 
     rate: float
@@ -47,7 +48,7 @@ def length_buckets(
 ) -> list[LengthBucket]:
     """Group requests by length. Prefixes count as cached everywhere, except for the first request with each.
 
-    known  prefixes that came before
+    cached_prefixes  prefixes that came before
     """
     found: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     seen = set(cached_prefixes)

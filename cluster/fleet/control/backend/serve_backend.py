@@ -189,7 +189,8 @@ class ServeBackend:
     ) -> None:
         """Deploy the application. Deployments that keep their version keep their replicas.
 
-        room  whether a pool's nodes have capacity for one more replica: then a new one serves before an old one leaves
+        has_capacity  by pool, whether its nodes have capacity for one more replica: then a new one serves before an old
+                      one leaves
         """
 
         def change(name: str) -> DeploymentChange:

@@ -47,12 +47,12 @@ class StateStore(Protocol):
 class FleetReconciler:
     """Control loop of a fleet: decisions come from gRPC calls and the scaling policy, and `step` carries them out.
 
-    looked         latest state of the pools from Serve
+    snapshots      latest state of the pools from Serve
     status         latest status from the ingress; None: not yet known
     pending        why each pool has fewer replicas than it wants
     policy_failed  why the policy decides nothing, or not for all pools; empty: it works
     changed        event that is set, and replaced by a new one, whenever there is something new to see
-    looked_at      monotonic time of the last successful look at the fleet; 0: none yet
+    observed_s     monotonic time at which the fleet was last observed; 0: it has not been
 
     Recorded times come from `clock` in Unix seconds. Durations are measured by `monotonic`, which nobody can set, so
     that replicas do not seem idle, late or slow to start when somebody sets the clock.

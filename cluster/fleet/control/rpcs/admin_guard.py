@@ -17,7 +17,7 @@ class AdminKeys(Protocol):
 
 
 class AdminGuard:
-    """Guard like `auth.guard.Guard`, but for admins.
+    """Guard like `CallGuard`, but for admins.
 
     open_health  health checks need no key
     later        a call without any key passes as nobody's, since its handler looks for a key in the request
