@@ -133,15 +133,15 @@ class WorkerSide(DeviceSide):
         return {"seconds": time.monotonic() - began, "graphs": graphs}
 
     def run(self, batch: int, prompt_tokens: int, output_tokens: int, within_s: float) -> dict[str, Any]:
-        """Measure streams: return `concurrent_streams.summary` and the least time of a decode step by the roofline, at half of the
-        outputs.
+        """Measure streams: return `concurrent_streams.summary` and the least time of a decode step by the roofline, at
+        half of the outputs.
         """
         found = self._drive(batch, prompt_tokens, output_tokens, within_s)
         return found | {"roofline_step_s": self._roofline_step_s(batch, prompt_tokens + output_tokens // 2)}
 
     def drafted(self, batch: int, prompt_tokens: int, output_tokens: int, within_s: float) -> dict[str, Any]:
-        """Measure streams with n-gram drafts: `concurrent_streams.summary` of the second of two runs, and how many drafts were
-        accepted.
+        """Measure streams with n-gram drafts: `concurrent_streams.summary` of the second of two runs, and how many
+        drafts were accepted.
 
         Also returns the tokens per turn. A turn is one sequence's part of a step: it gives one token, and one more for
         each accepted draft.

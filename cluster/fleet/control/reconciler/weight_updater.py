@@ -50,7 +50,7 @@ class WeightUpdater:
     async def update(
         self, path: str, *, delta: bool, pool: str, expected: int | None, by: str, reason: str
     ) -> tuple[str, Sequence[WeightStatus]]:
-        """Update a pool's weights (see `FleetReconciler.update_weights`). Cancelling the call only stops the waiting."""
+        """Update a pool's weights: see `FleetReconciler.update_weights`. Cancelling this only stops the waiting."""
         state = self._plane.state
         if not pool and len(state.pools) == 1:
             [pool] = state.pools
