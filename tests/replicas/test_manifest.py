@@ -38,7 +38,8 @@ def test_a_file_is_what_they_say_or_is_named(name: str, line: str, checkpoint: P
     (checkpoint / name).write_text(line.format(_digest(checkpoint)))
     load_model(checkpoint, exact_ops())
     (checkpoint / name).write_text(line.format(WRONG))
-    with pytest.raises(CheckpointError, match=rf"model\.safetensors.*its SHA-256 is [0-9a-f]+; .* say {WRONG}"):
+    said = rf"model\.safetensors.*its SHA-256 is [0-9a-f]+; .* has {WRONG}: download it again"
+    with pytest.raises(CheckpointError, match=said):
         load_model(checkpoint, exact_ops())
 
 

@@ -234,7 +234,7 @@ def test_beyond_what_can_be_pinned_it_is_read_as_anything_else(
         assert (device.asked, caplog.text) == (1, "")
     else:
         assert device.asked == 2, "it is asked once more, and then no more"
-        assert caplog.text.count("not pinned: no more of it") == 1
+        assert caplog.text.count("does not pin, which is slower: no more of it") == 1
 
 
 def test_a_model_for_a_device_gives_back_what_it_went_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from grammar_engine import make_engine
+from serve_process import wait_for
 
 from motley.replicas.engine.entrypoints.offline import Engine
 from motley.replicas.errors import InvalidRequest, Unavailable
@@ -151,7 +152,8 @@ def test_one_that_is_stopped_while_it_compiles_is_replaced(engine: Engine, monke
     ended = stopped_children(monkeypatch, 1)
     found = engine.generate("x", SamplingParams(grammar=GrammarSpec.regex("compiled"), max_tokens=50))[0]
     assert found.text == "compiled"
-    assert [watched.is_gone() for watched in ended] == [True]
+    [watched] = ended
+    wait_for(watched.is_gone, "its end")
 
 
 def stopped_children(monkeypatch: pytest.MonkeyPatch, count: int) -> list[WatchedProcess]:
@@ -245,7 +247,8 @@ def test_a_stopped_process_of_one_text_is_replaced(aside: TokenizerProcess, monk
     whole, old = ids(aside), aside._forkserver
     ended = stopped_children(monkeypatch, 1)
     assert ids(aside) == whole
-    assert [watched.is_gone() for watched in ended] == [True]
+    [watched] = ended
+    wait_for(watched.is_gone, "its end")
     assert aside._forkserver is old
 
 

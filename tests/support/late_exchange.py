@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from motley.replicas.parallel.transport.collective import CollectiveBackend, CollectiveExchange
+from motley.replicas.parallel.transport.rendezvous import GPU_TIMEOUT
 
 _NUMBERS = itertools.count()
 _EXCHANGES: dict[int, CollectiveExchange] = {}
 
 
 class LateExchange(CollectiveExchange):
-    """In the place of a `CollectiveExchange`."""
+    """In the place of a `CollectiveExchange`. Gloo, in NCCL's place, waits as long for a rank that compiles."""
 
     def __init__(self, group: CollectiveBackend | None = None) -> None:
         super().__init__(group)
         self._number = next(_NUMBERS)
         _EXCHANGES[self._number] = self
+
+    def join(self, group: Any) -> None:
+        group.set_timeout(GPU_TIMEOUT)
+        super().join(group)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = _sum(x, self._number)

@@ -245,7 +245,7 @@ def test_a_replica_with_another_model_on_a_host_does_not_start(what: str, tmp_pa
         if what == "a file that is damaged":
             digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
             (there / "SHA256SUMS").write_text(f"{digest}  model.safetensors\n")
-            said = rf"model\.safetensors: its SHA-256 is .*{digest} \(stage 1, {there} on {host}\)"
+            said = rf"model\.safetensors: its SHA-256 is .*{digest}: download it again \(stage 1, {there} on {host}\)"
     with pytest.raises(CheckpointError, match=said):
         built(folder, [Host(str(there))], **STAGES)
     assert followers() == []
