@@ -107,10 +107,10 @@ def halves_of_bodies(port: int, count: int, size: int, fields: str = "") -> Iter
 
 
 @contextmanager
-def halves_of_messages(port: int, count: int, fields: list[tuple[str, str]]) -> Iterator[Callable[[], int]]:
+def halves_of_messages(port: int, count: int, fields: list[tuple[str, str]]) -> Iterator[Callable[[], list[str]]]:
     """So many calls, each of a connection of its own, with as much of a message of 1 MiB as the window has room for.
 
-    Tells how many have ended so far.
+    Tells what has ended each of those that have ended so far.
     """
     calls: list[tuple[Http2, int]] = []
     begin = b"\0" + struct.pack(">I", 2**20) + b"x" * (MOST_DATA - 5)
@@ -122,11 +122,12 @@ def halves_of_messages(port: int, count: int, fields: list[tuple[str, str]]) -> 
             with suppress(ConnectionError):
                 client.connection.sendall(opening + b"".join(frame(DATA, 0, number, begin[:MOST_DATA]) for _ in "123"))
 
-        def ended() -> int:
+        def ended() -> list[str]:
             for client, _ in calls:
                 with suppress(ConnectionError):
                     client.read(0.001)
-            return sum(b"grpc-status" in client.payloads.get((HEADERS, number), b"") for client, number in calls)
+            heads = [client.payloads.get((HEADERS, number), b"") for client, number in calls]
+            return [head.decode("latin-1") for head in heads if b"grpc-status" in head]
 
         yield ended
     finally:

@@ -225,9 +225,9 @@ def test_health_beside_halves_of_messages(guarded: Served, neighbour: Neighbour,
     health = Health(guarded)
     with neighbour.beside(), health.asked(), halves_of_messages(guarded.grpc_port, HALVES, key) as ended:
         if key is NONE:
-            wait_for(lambda: ended() == HALVES, "each to be refused by its head", 120)
+            wait_for(lambda: len(ended()) == HALVES, "each to be refused by its head", 120)
         health.go_on()
-        count = ended()
+        count = len(ended())
     assert not health.bad
     held = "a key" if key is RIGHT else "no key"
     report(f"{HALVES} halves of messages, {held}: {count} ended by then; health {health.told()}")
