@@ -142,7 +142,7 @@ def test_gpus_are_as_measured_where_they_were(tmp_path, capsys):
         (["--gpus", "T4=1,Tesla T4=2"], "there twice"), (["--trace", "/nowhere"], "No such file"),
         (["--measured", "T4"], "expected GPU=FILE"), (["--measured", "P40=x.json"], "not one of the GPUs in --gpus"),
         (["--measured", "T4=/nowhere/x.json"], "/nowhere/x.json: No such file"),
-        (["--model", "gpt-5"], "'gpt-5' is not known"),
+        (["--model", "gpt-5"], "'gpt-5' is not a simulated model"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_named(arguments, said, capsys):
