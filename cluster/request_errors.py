@@ -16,7 +16,6 @@ _DESCRIBED = "GET /openapi.json describes every path and field, for whatever sho
 _INSTEAD = {
     "/docs": _DESCRIBED,
     "/redoc": _DESCRIBED,
-    "/metrics": "GET /health tells the load, and Ray's agents export the rest, as ray_motley_…, on loopback",
 }
 
 

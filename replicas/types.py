@@ -171,14 +171,13 @@ class ReplicaLoad:
             lambda load: (
                 (load.kv_blocks_total - load.kv_blocks_free) / load.kv_blocks_total if load.kv_blocks_total else None
             ),
+            is_mean=True,
         ),
     )
     kv_blocks_total: int = 0
     steps: int = 0  # steps that the engine has taken since its start
     max_running: int = 0  # sequences that may be in the running batch
-    prompt_tokens: int = field(
-        default=0, metadata=counter("prompt_tokens", "Prompt tokens of the requests whose answers have begun")
-    )
+    prompt_tokens: int = 0  # of the requests whose answers have begun
     queried_tokens: int = field(
         default=0,
         metadata=counter("prefix_cache_queries", "Prompt tokens that were looked up in the replica's own KV cache"),
@@ -200,7 +199,11 @@ class ReplicaLoad:
         default=0,
         metadata=counter("spec_decode_num_accepted_tokens", "Draft tokens that the model has accepted"),
     )
-    preemptions_swapped: int = field(  # those for which the sequence's KV was copied to the host
+    preemptions_swapped: int = field(
+        default=0,
+        metadata=counter("num_swaps", "Preemptions for which the sequence's KV was copied to the host's memory"),
+    )
+    preemptions_recomputed: int = field(  # those after which the sequence's KV was computed again
         default=0,
         metadata=counter(
             "num_preemptions",
@@ -208,7 +211,6 @@ class ReplicaLoad:
             lambda load: load.preemptions_swapped + load.preemptions_recomputed,
         ),
     )
-    preemptions_recomputed: int = 0  # preemptions after which the sequence's KV was computed again
     external_queried_tokens: int = 0  # prompt tokens that the prefix store was asked for since the start
     external_hit_tokens: int = 0  # prompt tokens whose KV came from the prefix store
     draining: bool = False  # refuses new requests; those that it has go on

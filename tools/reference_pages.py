@@ -18,12 +18,12 @@ from api_reference.markdown_table import table
 
 from motley.cli.app import app
 from motley.cluster.fleet.spec.fleet_schema import fleet_schema
-from motley.cluster.service.deployment.metrics_table import METRICS
+from motley.cluster.metrics.metrics_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 WRITTEN = "Written by `make reference` from the code; edit that."
-PREFIX = "ray_motley_"
+PREFIX = "motley_"
 
 
 def pages() -> dict[Path, str]:
@@ -216,16 +216,15 @@ def metrics() -> str:
     parts = [
         "# Metrics",
         WRITTEN,
-        "Ray's agents export these to Prometheus. [Metrics and health](../operate/metrics.md) says which to watch. All "
-        "have the labels `model_name` and `pool`. Gauges and counters are of each replica, with `accelerator` and "
-        "`compute_capability` besides; `…_errors_total` and `…_dropped_total` also have `reason`. A figure that a "
-        "replica does not have, such as those of a prefix store where there is none, is absent and not zero.",
+        "`GET /metrics` has these. [Metrics and health](../operate/metrics.md) says which to watch, and what labels "
+        "they have beside their own. A figure that a replica does not have, such as those of a prefix store where "
+        "there is none, is absent and not zero; all others are there from the start.",
         "## Gauges",
         _metric_table("gauge"),
         "## Counters",
         _metric_table("counter", "_total"),
         "## Histograms",
-        "Each is told as `…_bucket` with `le`, `…_sum` and `…_count`. Those of latencies are of each ingress, by pool.",
+        "Each is told as `…_bucket` with `le`, `…_sum` and `…_count`.",
         _metric_table("histogram"),
     ]
     return "\n\n".join(parts) + "\n"
@@ -233,7 +232,12 @@ def metrics() -> str:
 
 def _metric_table(kind: str, suffix: str = "") -> str:
     found = [each for each in METRICS.values() if each.kind == kind]
-    return table(("name", "meaning"), ((f"`{PREFIX}{each.name}{suffix}`", each.description) for each in found))
+    labelled = any(each.label for each in found)
+    rows = [
+        (f"`{PREFIX}{each.name}{suffix}`", *([_code(each.label) if each.label else ""] * labelled), each.description)
+        for each in found
+    ]
+    return table(("name", *["label"] * labelled, "meaning"), rows)
 
 
 # Text.

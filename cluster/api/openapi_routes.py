@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from ..service_errors import Forbidden
 from ..transport.http_server.http_responses import Route, json_response
 from ..transport.http_server.openapi import REFUSED, HttpOperation, Operations, openapi_document
 from ..transport.http_server.response_content import JsonObject
+from . import metrics_routes
 from .kserve.rest import kserve_operations
 from .kserve.rest.kserve_refused import refused_kserve_routes
 from .openai import openai_operations
@@ -17,6 +19,12 @@ OPERATIONS: Operations = {
     **openai_operations.OPERATIONS,
     **kserve_operations.OPERATIONS,
     ("GET", PATH): HttpOperation("This document", {"type": "object"}),
+    ("GET", metrics_routes.PATH): HttpOperation(
+        "The metrics of the whole service, for Prometheus; for an admin's key, or one for metrics",
+        {"type": "string"},
+        more=(Forbidden,),
+        media="text/plain",
+    ),
 }
 
 

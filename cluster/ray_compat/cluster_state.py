@@ -26,6 +26,28 @@ def write_record(key: bytes, value: bytes) -> None:
     _internal_kv_put(key, value, overwrite=True, namespace=_NAMESPACE)
 
 
+def create_record(key: bytes, value: bytes) -> bool:
+    """Write a record unless there is one with that key; return whether it was written. Raises as `write_record`."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    return not _internal_kv_put(key, value, overwrite=False, namespace=_NAMESPACE)
+
+
+def list_records(prefix: bytes) -> list[bytes]:
+    """Return the keys of all records that begin with these bytes."""
+    from ray.experimental.internal_kv import _internal_kv_list
+
+    found: list[bytes] = _internal_kv_list(prefix, namespace=_NAMESPACE)
+    return found
+
+
+def delete_record(key: bytes) -> None:
+    """Delete a record, if there is one with that key."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(key, namespace=_NAMESPACE)
+
+
 def free_resources() -> Mapping[str, Mapping[str, float]]:
     """Return what is free of each living node's resources now, by the node's id."""
     from ray._private.state import available_resources_per_node

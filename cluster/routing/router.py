@@ -56,9 +56,9 @@ class Router(ReplicaClient):
         super().__init__(handles, policy or RetryPolicy(), routing.slo, registry)
         self.live.replace_policy(routing.policy)
         self.stats = self._stats = IngressStats(routing.slo)
+        self._stats.know(handles)
         self._waiting = RequestQueue(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
-        self.num_resumed = 0  # streams that went on on another replica
         self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
         self._ended: MotleyError | None = None  # set once all streams are to end
         pools = self._pools
@@ -100,6 +100,7 @@ class Router(ReplicaClient):
         record.began(request)
         self._refuse_if_unmeetable(request)
         await self._waiting.wait_turn(request, retryable.began, retryable.deadline)
+        self._stats.counters.routing.add(_now() - retryable.began)
         attempt = self._short_attempt if whole and _is_short(request) else self._attempt
         with self._waiting.priorities.sent(request):
             while not retryable.done:
@@ -154,6 +155,10 @@ class Router(ReplicaClient):
         self.live.replace_policy(routing.policy)
         self._stats.slo = routing.slo
         self._waiting.replace(routing)
+
+    def replace_pools(self, handles: Mapping[str, Any]) -> None:
+        super().replace_pools(handles)
+        self._stats.know(handles)
 
     def disable_message_merging(self) -> None:
         """Never merge messages for a client that reads slower than the engine writes; for measuring the service."""
@@ -285,7 +290,7 @@ class Router(ReplicaClient):
             wait_s = retryable.after(error, replica, longer=longer)
         except MotleyError as final:
             return await self._requeue(retryable, final)
-        self.num_resumed += retryable.begun
+        self._stats.counters.moved += retryable.begun
         log.warning(
             "request %s goes on elsewhere after %d tokens: %s (%s)",
             retryable.request.request_id, retryable.num_tokens, error.message, replica,

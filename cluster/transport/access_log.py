@@ -19,6 +19,7 @@ from typing import Any
 
 from ...replicas.errors import MotleyError
 from ...replicas.types import Request, StreamMessage
+from .call_errors import CALL_ERRORS
 from .caller import MAX_CLIENT_ID
 
 log = logging.getLogger("motley.access")
@@ -70,6 +71,7 @@ class CallRecord:
     def refused(self, error: MotleyError) -> None:
         """Note the error that the client got; of several errors, the first."""
         if not self.refusal:
+            CALL_ERRORS.add(error)
             fields = {"code": error.code or "", "param": clean_id(error.param or "", MAX_PARAM_CHARS)}
             self.refusal = {name: value for name, value in fields.items() if value}
 

@@ -18,6 +18,7 @@ from ..text.tokenizer.text_stream import TextStream
 from ..text.tokenizer.tokenizer import Tokenizer
 from ..types import Delta, FinishReason, ReplicaLoad, Request, StreamMessage, TokenLogprob, join_deltas
 from .engine_request import EngineRequest, StepOutput, add_prompt_logprobs, build_message, replay_output
+from .engine_timings import EngineTimings
 from .inflight_steps import InflightStep, InflightSteps
 from .model_limits import ModelLimits
 from .scheduler import Scheduler
@@ -49,11 +50,13 @@ class EngineCore:
         self.limits = limits
         self.grammars = grammars
         self.num_steps = 0
+        self.timings = EngineTimings()
         self._runner = runner
         self._capturing = runner if isinstance(runner, CapturingRunner) else None
         self._inflight = InflightSteps(runner, scheduler)
         self._tokenizer = tokenizer
         self._clock = clock
+        self._now = 0.0  # when the last step's result came
         self._jobs: dict[int, EngineRequest] = {}
         self._texts: dict[int, TextStream | None] = {}  # by sequence id
         self._job_of: dict[int, EngineRequest] = {}  # by sequence id
@@ -131,6 +134,11 @@ class EngineCore:
     def load(self) -> ReplicaLoad:
         return replace(self.scheduler.load(), steps=self.num_steps)
 
+    def forget_counts(self) -> None:
+        """Count from 0 again: what was computed until now was no client's."""
+        self.timings = EngineTimings()
+        self.scheduler.forget_counts()
+
     def check(self, request: Request) -> None:
         """Raise InvalidRequest if this model cannot serve the request."""
         self.limits.check(request)
@@ -147,13 +155,20 @@ class EngineCore:
             raise InvalidRequest(message, param=grammar.field, code="structured_output_unavailable")
 
     def add(
-        self, key: int, request: Request, arrived: float | None = None, grammar: GrammarProcess | None = None
+        self,
+        key: int,
+        request: Request,
+        arrived: float | None = None,
+        grammar: GrammarProcess | None = None,
+        *,
+        is_probe: bool = False,
     ) -> None:
         """Add a request that `check` has accepted. Its deadline counts from `arrived`, in seconds of the engine's
         clock.
 
         arrived   None: now
         grammar   the request's compiled grammar, from `grammars.prepare`; None where the request has none
+        is_probe  it only shows that the engine works, and counts in no metric
         """
         assert key not in self._jobs
         assert (grammar is None) == (request.sampling.grammar is None), "grammars are compiled beforehand"
@@ -165,6 +180,8 @@ class EngineCore:
         if self.scheduler.pool.reuse_prefixes:
             for sequence in sequences[1:]:
                 sequence.leader = sequences[0]
+        for sequence in sequences:
+            sequence.is_probe = is_probe
         job = self._jobs[key] = EngineRequest(key, sequences[0], list(sequences))
         for sequence in sequences:
             self._start(job, sequence)
@@ -213,6 +230,9 @@ class EngineCore:
         self._expire()
         self._end_by_grammars()
         plan = self.scheduler.plan()
+        if self.scheduler.admitted:
+            self.timings.admitted(self.scheduler.admitted, self._clock())
+            self.scheduler.admitted = []
         if plan.swaps:
             self._inflight.swap(plan)
         launched = self._inflight.launch(plan) if plan.items else None
@@ -231,6 +251,7 @@ class EngineCore:
 
     def _land(self, flight: InflightStep) -> None:
         result = self._inflight.result(flight)
+        self._now = self._clock()
         self.scheduler.landed(flight.plan)
         self._commit(flight, result)
         self.num_steps += 1
@@ -249,6 +270,7 @@ class EngineCore:
             eos_ids=self.limits.eos_token_ids,
             deadline=None if request.deadline_s is None else arrived + request.deadline_s,
             output_ids=outputs,
+            arrived_s=arrived,
             wants_prompt_logprobs=params.prompt_logprobs is not None and choice == 0 and not any(request.output_ids),
             bad_words=self._tokenizer.spellings(params.bad_words) if self._tokenizer and params.bad_words else (),
         )
@@ -370,6 +392,8 @@ class EngineCore:
 
     def _advance(self, sequence: Sequence, token: TokenLogprob) -> None:
         sequence.output_ids.append(token.token_id)
+        if sequence.first_token_s is None and not sequence.is_probe:
+            self.timings.begun(sequence, self._now)
         reason = sequence.finish_after_last()
         text = self._texts[sequence.id]
         piece = ""
@@ -405,6 +429,7 @@ class EngineCore:
 
     def _finish(self, sequence: Sequence, delta: Delta) -> None:
         sequence.finish_reason = delta.finish_reason
+        self.timings.ended(sequence, self._now)
         self._send(sequence, delta)
         self._job_of[sequence.id].live.remove(sequence)
         self._forget(sequence)

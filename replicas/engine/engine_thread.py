@@ -266,7 +266,7 @@ class EngineThread:
                 command = self._inbox.get(timeout_s != 0.0, timeout_s)
             except queue.Empty:
                 if probe is not None and (not core.busy or core.waits_for_readers):  # a busy engine steps anyway
-                    core.add(probe.key, probe.request, probe.arrived)
+                    core.add(probe.key, probe.request, probe.arrived, is_probe=True)
                 return True
             if command is None:
                 return False

@@ -15,6 +15,7 @@ from operator import attrgetter
 from ..execution.step_plan import PlanItem, StepPlan
 from ..kv.blocks import Allocation, BlockPool, blocks_for
 from ..types import BLOCK_TOKENS, ReplicaLoad
+from .drafting.draft_counts import DraftCounts
 from .drafting.drafter_registry import Drafter
 from .kv_reuse.prefix_connector import PrefixConnector
 from .kv_reuse.swap_planner import SwapPlanner
@@ -71,8 +72,8 @@ class Scheduler:
         self.max_drafts = max_drafts
         self.drafter = drafter
         self.queried_tokens = 0  # prompt tokens that were looked up in the prefix cache
-        self.drafted_tokens = 0
-        self.accepted_tokens = 0
+        self.draft_counts = DraftCounts()
+        self.admitted: list[Sequence] = []  # sequences with their first place in a batch, until the engine takes them
         self.weights = 0  # version of the weights that new sequences begin with
         self._planned = 0  # version of the weights of the last plan
         self._mixed = False  # whether some sequences may be on older weights
@@ -244,8 +245,7 @@ class Scheduler:
             sequence.num_computed = end = item.start + len(item.token_ids)
             if item.verified:
                 right = (accepted or {}).get(item.sequence_id, 0)
-                self.drafted_tokens += len(item.verified)
-                self.accepted_tokens += right
+                self.draft_counts.add(len(item.verified), right)
                 sequence.num_computed += right - len(item.verified)
                 sequence.num_launched = end = sequence.num_computed
             if allocation.publishes(end):
@@ -277,6 +277,11 @@ class Scheduler:
     def sequence(self, sequence_id: int) -> Sequence:
         return self._by_id[sequence_id]
 
+    def forget_counts(self) -> None:
+        """Count looked up tokens, drafts and preemptions from 0 again."""
+        self.queried_tokens = self.swap.swapped = self.swap.recomputed = 0
+        self.draft_counts = DraftCounts()
+
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
             running=self.num_running,
@@ -286,8 +291,8 @@ class Scheduler:
             kv_blocks_total=self.pool.total,
             max_running=self.max_running,
             queried_tokens=self.queried_tokens,
-            drafted_tokens=self.drafted_tokens,
-            accepted_tokens=self.accepted_tokens,
+            drafted_tokens=self.draft_counts.drafted,
+            accepted_tokens=self.draft_counts.num_accepted,
             preemptions_swapped=self.swap.swapped,
             preemptions_recomputed=self.swap.recomputed,
             external_queried_tokens=self.prefixes.queried_tokens,
@@ -434,7 +439,10 @@ class Scheduler:
         sequence.num_computed = sequence.num_launched = allocation.prefix_blocks * BLOCK_TOKENS
         count = 0 if self.swap.resume(sequence, allocation) else min(sequence.remaining, budget)
         if sequence.cached_tokens is None:
-            if sequence.leader is None and sequence.may_reuse:  # choices of one prompt are counted as one
+            self.admitted.append(sequence)
+            if (
+                sequence.leader is None and sequence.may_reuse and not sequence.is_probe
+            ):  # choices of one prompt are counted as one
                 self.queried_tokens += sequence.num_prompt
             sequence.cached_tokens = min(sequence.num_launched, sequence.num_prompt)
         grown = allocation.grow(sequence.num_launched + count)

@@ -33,6 +33,10 @@ class Sequence:
     rank                 sequences of a lower rank run first
     ahead                steps in flight that sample a token of this sequence: each such token has a position, and no id
                          yet
+    arrived_s            when its request came
+    admitted_s           when it first had a place in a batch; None: it has had none
+    first_token_s        when its first token here was known; None: it has none
+    is_probe             whether it only shows that the engine works, and counts in no metric
     limit                num_tokens at which the sequence ends by length
     eos_ids              token ids that end it, unless the request ignores them
     leader               sequence with the same prompt: this one waits until the leader has computed the prompt, and
@@ -88,6 +92,10 @@ class Sequence:
     weights: int = 0
     outdated: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()
+    arrived_s: float = 0.0  # these three in seconds of the engine's clock
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    is_probe: bool = False
     num_prompt: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
 

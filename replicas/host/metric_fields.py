@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 MetricKind = Literal["gauge", "counter", "histogram"]
+Derive = Callable[[Any], float | Mapping[str, float] | None]
 _KEY = "metric"  # in a field's metadata
 
 
@@ -19,30 +20,30 @@ _KEY = "metric"  # in a field's metadata
 class Metric:
     """Metric of Prometheus that a field's value is exported as.
 
-    name         vLLM's where vLLM has the figure, in the same unit; without the prefix
+    name         vLLM's where vLLM has the figure, in the same unit; without prefix, and of counters without `_total`
     description  help text
     derive       returns the value from the whole object, or None where there is nothing to export; None: the value is
                  the field's own
-    by_reason    whether the value is a mapping, of which each key is exported with a label `reason`
+    label        name of a label whose values are the keys of the field, a mapping; empty: the field is a number
+    is_mean      whether several replicas' values are averaged, and not summed
     """
 
     kind: MetricKind
     name: str
     description: str
-    derive: Callable[[Any], float | None] | None = None
-    by_reason: bool = False
+    derive: Derive | None = None
+    label: str = ""
+    is_mean: bool = False
 
 
-def gauge(name: str, description: str, derive: Callable[[Any], float | None] | None = None) -> dict[str, Metric]:
+def gauge(name: str, description: str, derive: Derive | None = None, *, is_mean: bool = False) -> dict[str, Metric]:
     """Return the metadata of a field that is a state."""
-    return {_KEY: Metric("gauge", name, description, derive)}
+    return {_KEY: Metric("gauge", name, description, derive, is_mean=is_mean)}
 
 
-def counter(
-    name: str, description: str, derive: Callable[[Any], float | None] | None = None, *, by_reason: bool = False
-) -> dict[str, Metric]:
+def counter(name: str, description: str, derive: Derive | None = None, *, label: str = "") -> dict[str, Metric]:
     """Return the metadata of a field that is a total since the start, which only grows."""
-    return {_KEY: Metric("counter", name, description, derive, by_reason)}
+    return {_KEY: Metric("counter", name, description, derive, label)}
 
 
 def histogram(name: str, description: str) -> dict[str, Metric]:

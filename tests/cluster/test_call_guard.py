@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from motley.cluster.security.auth.call_guard import check_bind, check_host, check_peer, is_loopback
+from motley.cluster.security.auth.api_keys import KeyRing, StoredKey, hash_key
+from motley.cluster.security.auth.call_guard import CallGuard, check_bind, check_host, check_peer, is_loopback
 from motley.cluster.security.edge.haproxy_config import HAProxyEdge
-from motley.cluster.service_errors import ConfigurationError, Forbidden
+from motley.cluster.service_errors import ConfigurationError, Forbidden, Unauthenticated
 from motley.cluster.transport.grpc_server.rpc_methods import _host
 from motley.cluster.transport.http_server import http_guard
 
@@ -111,3 +112,64 @@ def test_the_ingress_ends_its_wait_for_a_body_before_haproxy_does(reader_timeout
     found = [int(seconds) for seconds in re.findall(r"timeout client (\d+)s", timeouts)]
     assert len(found) == 2, "of HTTP, and of gRPC"
     assert min(found) >= max(http_guard.BODY_S, reader_timeout_s) + 5
+
+
+SCOPES = {"tenant": "", "admin": "admin", "reader": "metrics"}
+RING = KeyRing([StoredKey(name, hash_key(f"mk-{name}"), scope=scope) for name, scope in SCOPES.items()])
+OPEN, SHUT = CallGuard(RING, open_metrics=True), CallGuard(RING)
+
+
+def bearer(key: str) -> list[tuple[str, str]]:
+    return [("Authorization", f"Bearer {key}")]
+
+
+def test_metrics_are_read_with_a_key_for_them_or_an_admins() -> None:
+    for guard in (OPEN, SHUT):
+        for name in ("admin", "reader"):
+            assert guard.reader("10.0.0.1", bearer(f"mk-{name}"), "example.com") == name
+        with pytest.raises(Forbidden, match="a tenant's key") as refused:
+            guard.reader("127.0.0.1", bearer("mk-tenant"), "localhost")
+        assert refused.value.status == 403
+        for wrong in ([*bearer("mk-reader"), ("x-api-key", "mk-admin")], bearer("mk-other"), bearer("")):
+            with pytest.raises(Unauthenticated):
+                guard.reader("127.0.0.1", wrong, "localhost")
+
+
+def test_a_key_for_metrics_opens_nothing_else() -> None:
+    assert RING.admin_of("mk-reader") is None
+    with pytest.raises(Unauthenticated):
+        SHUT.tenant("127.0.0.1", bearer("mk-reader"))
+
+
+LOCAL: list[tuple[str, list[tuple[str, str]]]] = [
+    ("127.0.0.1", []),
+    ("127.0.0.1", [("X-Forwarded-For", "127.0.0.1"), ("x-forwarded-proto", "https")]),
+]
+REMOTE = [
+    ("10.0.0.1", []),
+    ("127.0.0.1", [("X-Forwarded-For", "10.0.0.1")]),
+    ("127.0.0.1", [("X-Forwarded-For", "127.0.0.1, 10.0.0.1")]),
+    ("127.0.0.1", [("x-forwarded-for", "127.0.0.1"), ("x-forwarded-for", "10.0.0.1")]),
+    ("127.0.0.1", [("Forwarded", "for=127.0.0.1")]),
+]
+
+
+@pytest.mark.parametrize(("peer", "headers"), LOCAL)
+def test_open_metrics_are_told_on_this_machine(peer: str, headers: list[tuple[str, str]]) -> None:
+    assert OPEN.reader(peer, headers, "localhost:8000") == ""
+    with pytest.raises(Unauthenticated):
+        SHUT.reader(peer, headers, "localhost:8000")
+    with pytest.raises(Forbidden, match="Host"):
+        OPEN.reader(peer, headers, "rebound.example.com")
+
+
+@pytest.mark.parametrize(("peer", "headers"), REMOTE)
+def test_open_metrics_are_told_to_nobody_else(peer: str, headers: list[tuple[str, str]]) -> None:
+    with pytest.raises(Unauthenticated, match="only this machine"):
+        OPEN.reader(peer, headers, "localhost:8000")
+
+
+def test_without_keys_metrics_are_for_this_machine() -> None:
+    assert CallGuard().reader("127.0.0.1", [], "localhost") == ""
+    with pytest.raises(Forbidden):
+        CallGuard().reader("10.0.0.1", [], "localhost")

@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from motley.cluster.security.auth.api_keys import (
     MAX_KEYS,
     PREFIX,
     KeyRing,
+    Scope,
     StoredKey,
     check_tenant,
     hash_key,
@@ -40,7 +42,7 @@ KEYS = st.builds(
     NAMES,
     st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
     st.none() | st.integers(0, 4_000_000_000).map(float),
-    st.booleans(),
+    st.sampled_from(get_args(Scope)),
 )
 
 
@@ -66,16 +68,16 @@ def test_an_admins_key_opens_the_control_plane_and_nothing_else(tmp_path: Path) 
     tenant, admin = new_key(), new_key()
     path = tmp_path / "keys.yaml"
     with edit_keys(path) as keys:
-        keys += [stored("alice", tenant), StoredKey("ops", hash_key(admin), admin=True)]
+        keys += [stored("alice", tenant), StoredKey("ops", hash_key(admin), scope="admin")]
     both = KeyFile(path)
     assert (both.tenant_of(tenant), both.admin_of(tenant)) == ("alice", None)
     assert (both.tenant_of(admin), both.admin_of(admin)) == (None, "ops")
-    assert KeyRing([StoredKey("ops", hash_key(admin), 1000.0, admin=True)]).admin_of(admin, now=1000.0) is None
+    assert KeyRing([StoredKey("ops", hash_key(admin), 1000.0, scope="admin")]).admin_of(admin, now=1000.0) is None
     path.write_text(path.read_text().replace("scope: admin", "scope: god"))
     with pytest.raises(ConfigurationError, match="scope 'god' is not accepted"):
         read_keys(path)
     with edit_keys(tmp_path / "admins.yaml") as keys:
-        keys.append(StoredKey("ops", hash_key(admin), admin=True))
+        keys.append(StoredKey("ops", hash_key(admin), scope="admin"))
     with pytest.raises(ConfigurationError, match="no tenant's keys"):
         check_access(ServeOptions(api_keys=tmp_path / "admins.yaml"))
 

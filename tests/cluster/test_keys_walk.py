@@ -96,11 +96,11 @@ async def test_every_route(keyed: Any) -> None:
                 reply = await call(method, path, {"model": "x"}, headers={**headers, **extra}, client="10.0.0.7")
                 assert reply.status == 401, (method, path, headers)
                 assert reply.headers["www-authenticate"] == 'Bearer realm="motley"'
-                bodies.add((path.startswith("/v2"), reply.body))
+                bodies.add((path.startswith("/v2"), path == "/metrics", reply.body))
         reply = await call(method, path, {"model": "x"}, headers={**GOOD, "host": "example.com"}, client="10.0.0.7")
         assert reply.status != 401, (method, path)
         assert (await call(method, path, {"model": "x"}, headers={"x-api-key": KEY})).status != 401
-    assert len(bodies) == 2, "the same words whatever was wrong, in KServe's form and in OpenAI's"
+    assert len(bodies) == 3, "the same words whatever was wrong, in KServe's form and in OpenAI's, and for a scraper"
 
 
 async def test_a_web_socket_is_closed_before_it_opens(keyed: Any) -> None:

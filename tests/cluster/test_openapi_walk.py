@@ -76,8 +76,8 @@ def ways(method: str, path: str) -> Iterator[tuple[dict[str, Any], int]]:
         return
     yield (
         {"body": good, "query": b"a=b"},
-        200 if "health" in path or path == "/ping" else 400,
-    )  # what a probe adds there is its own
+        200 if "health" in path or path in ("/ping", "/metrics") else 400,
+    )  # what a probe or a scraper adds there is its own
     if method == "POST":
         yield {"body": b"{}", "headers": {"content-type": "text/plain"}}, 415
         yield {"body": b"{"}, 400

@@ -34,11 +34,12 @@ def test_it_is_what_a_replica_needs_and_not_what_deploys_it(tmp_path: Path) -> N
     assert "redis_prefix_access" in made, "prefixes are shared"
     assert "engine_worker" in made
     names = set(imported.split())
-    assert "motley.cluster.service.deployment.replica_metrics" in names
+    assert "motley.cluster.metrics.replica_metrics" in names
     for name in (
         "motley.cluster.service.deployment.serve_app",
         "motley.cluster.service.deployment.ingress",
         "motley.cluster.fleet.spec.fleet_spec",
+        "motley.cluster.routing.router",
         "torch",
         "redis",
     ):

@@ -179,7 +179,7 @@ async def test_however_a_replica_is_lost(workers: list[Worker], kind: str, after
     router, pool = faulty(workers, [Fault(after, kind)])
     assert await read(router, asked) == whole
     assert len(set(pool.sent)) == 2
-    assert router.num_resumed == (after > 0), "a request that has not begun is only tried again"
+    assert router.stats.counters.moved == (after > 0), "a request that has not begun is only tried again"
     await until(lambda: all(map(idle, workers)))
 
 

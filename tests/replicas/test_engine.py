@@ -583,3 +583,47 @@ def test_a_higher_priority_is_answered_before_the_lower_ones_whose_place_it_take
     while core.busy:
         ends += [one.key for one in core.step() if one.message.deltas and one.message.deltas[-1].finish_reason]
     assert ends == [2, 0, 1]
+
+
+def test_times_of_a_request_are_those_between_its_place_in_a_batch_its_first_token_and_its_last() -> None:
+    core, ticks = engine(running=1), Clock()
+    core._clock = ticks
+    core.add(0, request([1, 2, 3], n=1, max_tokens=4), arrived=-2.0)
+    core.add(1, request([4], max_tokens=2), arrived=0.0)  # waits for the first
+    ends = {}
+    while core.busy:
+        ends |= {emission.key: ticks.now for emission in core.step() if emission.done}
+        ticks.now += 1.0
+    spreads = {name: getattr(core.timings, name).spread() for name in ("queue", "prefill", "decode", "inference")}
+    assert {spread.count for spread in spreads.values()} == {2}, "each is in each, once"
+    totals = {name: spread.total for name, spread in spreads.items()}
+    assert totals["decode"] >= 3.0 + 1.0, "a step for each further token"
+    assert totals["inference"] == totals["prefill"] + totals["decode"]
+    assert totals["queue"] >= 2.0 + ends[0], "the second waited until the first had ended"
+
+
+def test_a_preempted_sequence_has_waited_once_and_one_without_tokens_was_not_computed() -> None:
+    core = engine(blocks=6, max_len=64)
+    for key, one in enumerate([request([1] * 20, max_tokens=40), request([2] * 20, max_tokens=40)]):
+        core.add(key, one)
+    while core.busy:
+        core.step()
+    assert core.scheduler.num_preemptions > 0
+    assert core.timings.queue.spread().count == core.timings.prefill.spread().count == 2
+    core.add(2, request([3] * 20))
+    core.step()
+    core.cancel(2)
+    assert core.timings.queue.spread().count == 3
+    assert core.timings.decode.spread().count == 2
+
+
+def test_probes_and_what_is_forgotten_count_in_no_metric() -> None:
+    core = engine()
+    core.add(0, request([1, 2, 3], max_tokens=2), is_probe=True)
+    while core.busy:
+        core.step()
+    assert core.timings.queue.spread().count == core.timings.decode.spread().count == core.load().queried_tokens == 0
+    run(core, [request([1, 2, 3], max_tokens=2)])
+    assert core.load().queried_tokens == 3
+    core.forget_counts()
+    assert core.timings.inference.spread().count == core.load().queried_tokens == 0

@@ -157,6 +157,13 @@ def test_what_repeats_itself_takes_fewer_steps() -> None:
     assert 0 < load.accepted_tokens < load.drafted_tokens, "some were right and some were not"
     assert quick.num_steps + load.accepted_tokens == slow.num_steps
     assert (slow.load().drafted_tokens, slow.load().accepted_tokens) == (0, 0)
+    counts = quick.scheduler.draft_counts
+    assert 0 < counts.drafts <= quick.num_steps
+    assert counts.drafted == load.drafted_tokens >= counts.drafts
+    by_position = [*counts.by_position.values()]
+    assert sum(by_position) == load.accepted_tokens
+    assert by_position == sorted(by_position, reverse=True), "a token is accepted after those before it alone"
+    assert [*counts.by_position] == [str(position) for position in range(len(by_position))]
 
 
 def test_prefixes_found_later_hold_the_tokens_that_were_said() -> None:

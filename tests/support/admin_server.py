@@ -18,7 +18,7 @@ from motley.cluster.security.auth.api_keys import KeyRing, StoredKey, hash_key, 
 from motley.cluster.security.edge.ports import free_port_block
 
 ADMIN, TENANT = new_key(), new_key()
-KEYS = KeyRing([StoredKey("ops", hash_key(ADMIN), admin=True), StoredKey("alice", hash_key(TENANT))])
+KEYS = KeyRing([StoredKey("ops", hash_key(ADMIN), scope="admin"), StoredKey("alice", hash_key(TENANT))])
 AS_ADMIN = (("authorization", f"Bearer {ADMIN}"),)
 
 

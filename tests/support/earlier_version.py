@@ -40,7 +40,7 @@ GEOMETRIES = {
 KEYS = (
     StoredKey("alice", hashlib.sha256(b"mk-alice").hexdigest()),
     StoredKey("alice", hashlib.sha256(b"mk-alice-2027").hexdigest(), expires=NOON + 86_400),
-    StoredKey("operator", hashlib.sha256(b"mk-operator").hexdigest(), admin=True),
+    StoredKey("operator", hashlib.sha256(b"mk-operator").hexdigest(), scope="admin"),
 )
 PROFILE = ReplicaProfile(
     "t4-0", ModelInfo("tiny", "qwen2", 1000, 4096, (1, 2), "float16", "int4", "Qwen2ForCausalLM"), "cuda:0", "Tesla T4",

@@ -70,6 +70,8 @@ def parts_of(reply: asgi.Reply) -> list[Any]:
     """The answer, or the events of a stream."""
     if reply.headers["content-type"] == "application/json":
         return [reply.json()]
+    if reply.headers["content-type"].startswith("text/plain"):
+        return [reply.body.decode()]
     if reply.headers["content-type"] == "application/octet-stream":
         return [json.loads(reply.body[: int(reply.headers["inference-header-content-length"])])]
     return [event for event in reply.events() if event != "[DONE]"]

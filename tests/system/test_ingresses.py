@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from control_client import Plane
+from metrics_scraper import Scraper, growth, scrape, total
 from serve_process import Served, command_line, served, wait_for
 
 from motley.client import Client
@@ -20,10 +23,11 @@ from motley.cluster.protos import control_pb2 as pb
 from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
 from motley.cluster.security.auth.key_file import edit_keys
 
-ALICE, BOB = new_key(), new_key()
+ALICE, BOB, SCRAPER = new_key(), new_key(), new_key()
 RUNNING = 2  # sequences on each of two replicas
 FLOOD = 24
 WAITING = 14  # of them, in the queue of all, where the other tenant's request passes them
+STREAMS, SCRAPES = 8, 100
 LONG = 120  # tokens of each of these: few begin while a busy machine takes up the other's request
 
 
@@ -45,6 +49,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     with edit_keys(path) as stored:
         stored += [StoredKey("alice", hash_key(ALICE)), StoredKey("bob", hash_key(BOB))]
+        stored += [StoredKey("prometheus", hash_key(SCRAPER), scope="metrics")]
     return path
 
 
@@ -66,6 +71,10 @@ def service(path: Path) -> Iterator[Served]:
 def plane(service: Served) -> Plane:
     [contact] = [one for one in find_contacts() if one.address == service.endpoints["admin"]]
     return Plane(contact)
+
+
+def ingresses(service: Served) -> list[int]:
+    return [pid for pid in service.descendants() if "ServeReplica:motley:ingress" in command_line(pid)]
 
 
 def connected(service: Served, key: str) -> Client:
@@ -94,8 +103,7 @@ def test_one_tenant_floods_and_the_other_is_served(service: Served, plane: Plane
     Without tenants it would be the last, or as good as that where the last few begin together. With them it comes
     after those that have left the queue, and after the few that leave it while a busy machine takes its request up.
     """
-    ingresses = [pid for pid in service.descendants() if "ServeReplica:motley:ingress" in command_line(pid)]
-    assert len(ingresses) == 2
+    assert len(ingresses(service)) == 2
     begun: list[str] = []
     with ThreadPoolExecutor(FLOOD) as threads, connected(service, BOB) as bob:
         assert bob.models()  # what a busy machine takes for a connection is no time of Bob's in the queue
@@ -108,6 +116,35 @@ def test_one_tenant_floods_and_the_other_is_served(service: Served, plane: Plane
     wait_for(lambda: plane.fleet.demand.output_tokens == LONG * FLOOD + 40, "what both ingresses have counted")
     demand = plane.fleet.demand
     assert (demand.requests, demand.refused, demand.held) == (FLOOD + 1, 0, 0)
+
+
+def test_no_count_falls_when_a_replica_or_an_ingress_is_killed(service: Served) -> None:
+    """Under load, and whichever of the two tells: the sums are what clients were sent, each token once."""
+    before = scrape(service.http, SCRAPER)
+    with Scraper(service.http, SCRAPER) as scraper, ThreadPoolExecutor(STREAMS) as threads:
+        begun: list[str] = []
+        streams = [threads.submit(send, service, (ALICE, BOB)[i % 2], f"{i:02}", begun, LONG) for i in range(STREAMS)]
+        wait_for(lambda: len(begun) >= RUNNING, "streams that run")
+        [victim] = [pid for pid in service.descendants() if "ServeReplica:motley:t4" in command_line(pid)]
+        os.kill(victim, signal.SIGKILL)
+        tokens = sum(one.result(170) for one in streams)
+        expected = {
+            "motley_requests_total": STREAMS,
+            "motley_generation_tokens_total": tokens,
+            "motley_prompt_tokens_total": STREAMS * len("Once 00"),
+            "motley_request_success_total": STREAMS,
+            "motley_e2e_request_latency_seconds_count": STREAMS,
+            "motley_request_generation_tokens_sum": tokens,
+        }
+        wait_for(lambda: scraper.scrapes >= SCRAPES and growth(before, scraper.last, expected) == expected, "the sums")
+        [first, _] = ingresses(service)
+        os.kill(first, signal.SIGKILL)
+        scrapes = scraper.scrapes
+        wait_for(lambda: scraper.scrapes >= scrapes + SCRAPES and len(ingresses(service)) == 2, "another ingress", 120)
+        assert growth(before, scraper.last, expected) == expected
+        running = ("motley_num_requests_running", "motley_num_requests_waiting", "motley_num_requests_held")
+        wait_for(lambda: not any(total(scraper.last, name) for name in running), "nothing to run or wait")
+    assert not scraper.fallen
 
 
 def test_a_drained_replica_gets_nothing_from_either(service: Served, plane: Plane) -> None:

@@ -21,7 +21,7 @@ _VERSION = "/versions/{number}"  # with it every path does what it does without
 def write_http() -> Iterator[str]:
     yield (
         "No path takes a query: one is refused with 400, but for Azure's `api-version`, and whatever a probe adds to "
-        "the paths of health. Bodies are JSON in UTF-8; another `charset` is refused with 415."
+        "the paths of health and of metrics. Bodies are JSON in UTF-8; another `charset` is refused with 415."
     )
     for path, methods in openapi_document(OPERATIONS)["paths"].items():
         for method, described in methods.items():
@@ -47,6 +47,9 @@ def _refusals(responses: Schema) -> Iterator[str]:
 
 
 def _response(described: Schema) -> Iterator[str]:
+    if "application/json" not in described["content"]:
+        yield f"The answer is {', '.join(f'`{media}`' for media in described['content'])}."
+        return
     if rows := _answered(_schema(described)):
         yield "The answer:"
         yield table(("field", "type", ""), rows)

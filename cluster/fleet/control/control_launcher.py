@@ -71,7 +71,7 @@ def start_control(
         app=app,
         build=build,
         endpoint=endpoint,
-        own_key=StoredKey(OWN_TENANT, hash_key(key), admin=True),
+        own_key=StoredKey(OWN_TENANT, hash_key(key), scope="admin"),
         api_keys=None if options.api_keys is None else options.api_keys.resolve(),
         log_folder=logs,
         joined=joined,

@@ -20,11 +20,11 @@ from .yaml_lines import format_path
 
 CPU, GPU = "cpu", "gpu"  # names of the one pool
 _OF_SECURITY = (
-    "api_keys", "open_health", "tls_cert", "tls_key", "client_ca", "tls_terminated_upstream"
+    "api_keys", "open_health", "open_metrics", "tls_cert", "tls_key", "client_ca", "tls_terminated_upstream"
 )  # fmt: skip
 _LISTS = {"cors_origins": "cors_origin", "weights_roots": "weights_root"}  # entry of `security` -> its flag
 _OF_LISTEN = ("host", "http_port", "grpc_port", "dashboard_port")
-_OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser", "unknown_fields", "spare")
+_OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser", "unknown_fields", "spare", "vllm_metrics")
 _OF_PREFIXES = {"prefix_cache": "store", "prefix_memory": "memory", "prefix_secret": "secret"}
 _PLACES: dict[str, tuple[str, ...]] = {
     "served_model_name": ("served_model_name",),

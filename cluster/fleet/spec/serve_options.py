@@ -23,6 +23,8 @@ class ServeOptions:
     host               address at which HTTP and gRPC listen; without API keys loopback only
     api_keys           file of API keys (`motley keys`); None: only this machine may call
     open_health        whether health is told without a key
+    open_metrics       whether metrics are told on this machine without a key
+    vllm_metrics       whether metrics are told by vLLM's prefix too
     weights_roots      folders from which admins may update the weights; none: nobody may
     cors_origins       web pages from there may call, each as `https://host[:port]`; `*` alone: from anywhere
     tls_cert, tls_key  PEM files: HTTP and gRPC are served over TLS
@@ -61,6 +63,8 @@ class ServeOptions:
     host: str = "127.0.0.1"
     api_keys: Path | None = None
     open_health: bool = False
+    open_metrics: bool = False
+    vllm_metrics: bool = False
     cors_origins: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -39,6 +39,8 @@ class SecuritySpec(Spec):
     """File of API keys, created by `motley keys`. Without it, only this machine may call."""
     open_health: bool = False
     """Answer health checks without a key."""
+    open_metrics: bool = False
+    """Answer `GET /metrics` without a key where the call comes from this machine."""
     cors_origins: list[Text] = Field(default_factory=list)
     """Origins of web pages that may call the service from a browser."""
     tls_cert: FilePath | None = None
@@ -85,6 +87,8 @@ class ServiceSpec(Spec):
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """Treatment of unknown fields in requests. ignore: each name is logged once; refuse: status 400. Requests of
     motley.v1 with unknown fields are always refused."""
+    vllm_metrics: bool = False
+    """Tell each metric by vLLM's prefix too, `vllm:`, for dashboards that were made for vLLM."""
     spare: bool = True
     """Keep a spare process waiting on each node with a replica, which has already imported what the next process needs.
     That one starts 2 s to 3 s sooner, for 0.3 GiB of the node's memory. There is none while less than 2 GiB are

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 from ...service_errors import ConfigurationError
 
@@ -19,6 +20,8 @@ MAX_KEYS = 10_000  # each call is compared with all keys, 0.1 ms for a thousand
 MAX_KEY_CHARS = 512  # longer values of clients are not accepted as keys
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# "admin": the control plane, and the metrics; "metrics": reading metrics, over HTTP and for KEDA.
+Scope = Literal["", "admin", "metrics"]
 LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()  # latest time that can be written
 ID_CHARS = 12  # characters of a hash that identify a key without revealing it
 
@@ -30,13 +33,13 @@ class StoredKey:
     tenant   tenant or admin who has it
     sha256   SHA-256 of the key in hex
     expires  end of its validity in Unix seconds; None: never
-    admin    it gives access to the control plane, and to nothing else
+    scope    what it gives access to, and to nothing else; empty: the service, as its tenant
     """
 
     tenant: str
     sha256: str
     expires: float | None = None
-    admin: bool = False
+    scope: Scope = ""
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.sha256):
@@ -95,14 +98,21 @@ class KeyRing:
             seen[key.sha256] = key.tenant
 
     def tenant_of(self, key: str, now: float | None = None) -> str | None:
-        """Return the tenant whose key this is; None if it is unknown, expired or an admin's."""
+        """Return the tenant whose key this is; None if it is unknown, expired or of another scope."""
         found = self._stored(key, now)
-        return None if found is None or found.admin else found.tenant
+        return None if found is None or found.scope else found.tenant
 
     def admin_of(self, key: str, now: float | None = None) -> str | None:
-        """Return the admin whose key this is; None if it is unknown, expired or a tenant's."""
+        """Return the admin whose key this is; None if it is unknown, expired or of another scope."""
+        return self._with_scope(key, now, "admin")
+
+    def reader_of(self, key: str, now: float | None = None) -> str | None:
+        """Return who may read metrics by this key, an admin too; None if it is unknown, expired or a tenant's."""
+        return self._with_scope(key, now, "admin", "metrics")
+
+    def _with_scope(self, key: str, now: float | None, *scopes: Scope) -> str | None:
         found = self._stored(key, now)
-        return found.tenant if found is not None and found.admin else None
+        return found.tenant if found is not None and found.scope in scopes else None
 
     def _stored(self, key: str, now: float | None) -> StoredKey | None:
         """Return the valid stored key that matches, in the same time whichever it is; None if there is none."""

@@ -20,20 +20,25 @@ FORWARDED_PREFIX = "x-forwarded-"
 Headers = Sequence[tuple[str, str]]  # names in upper or lower case; gRPC metadata have the same form
 
 
-class TenantKeys(Protocol):
+class CallerKeys(Protocol):
     def tenant_of(self, key: str) -> str | None: ...
+    def reader_of(self, key: str) -> str | None: ...
 
 
 class CallGuard:
     """Access control that is asked about every call of every protocol before anything else. It denies by default.
 
-    keys         the API keys; None: the keyless rule applies
-    open_health  health checks need no key, for load balancers that have none
+    keys          the API keys; None: the keyless rule applies
+    open_health   health checks need no key, for load balancers that have none
+    open_metrics  metrics need no key on this machine, for scrapers that have none
     """
 
-    def __init__(self, keys: TenantKeys | None = None, *, open_health: bool = False) -> None:
+    def __init__(
+        self, keys: CallerKeys | None = None, *, open_health: bool = False, open_metrics: bool = False
+    ) -> None:
         self._keys = keys
         self._open_health = open_health
+        self._open_metrics = open_metrics
 
     def tenant(self, peer: str, headers: Headers, *, host: str | None = None, health: bool = False) -> str:
         """Return the calling tenant; empty without keys. Raises Unauthenticated or Forbidden.
@@ -54,6 +59,26 @@ class CallGuard:
                 "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
             )
         return tenant or ""
+
+    def reader(self, peer: str, headers: Headers, host: str) -> str:
+        """Return who reads metrics; empty without keys. Raises Unauthenticated, or Forbidden for a tenant's key."""
+        if self._keys is None:
+            return self.tenant(peer, headers, host=host)
+        given = credentials(headers)
+        if not given and self._open_metrics:
+            check_local(peer, headers, host)
+            return ""
+        key = given.pop() if len(given) == 1 else ""
+        if (reader := self._keys.reader_of(key)) is not None:
+            return reader
+        if self._keys.tenant_of(key) is not None:
+            raise Forbidden(
+                "this is a tenant's key; metrics are of all tenants: motley keys new NAME --metrics", code="not_reader"
+            )
+        raise Unauthenticated(
+            "a key for metrics, or an admin's, is required: Authorization: Bearer KEY, or x-api-key: KEY",
+            code="invalid_api_key",
+        )
 
 
 def credentials(headers: Headers) -> set[str]:
@@ -117,6 +142,20 @@ def check_peer(peer: str, header_names: Iterable[str]) -> None:
     for name in header_names:
         if name.lower() in FORWARDED or name.lower().startswith(FORWARDED_PREFIX):
             raise Forbidden(f"without API keys forwarded calls are refused ({name})", param=name, code="forwarded")
+
+
+def check_local(peer: str, headers: Headers, host: str) -> None:
+    """Raise Unauthenticated unless a call without a key came from this machine.
+
+    Behind HAProxy the header x-forwarded-for, which it sets anew, has the peer; without it there is no such header.
+    """
+    forwarded = [value for name, value in headers if name.lower() == "x-forwarded-for"]
+    peers = [peer, *(each.strip() for value in forwarded for each in value.split(","))]
+    if not all(map(is_loopback, peers)) or any(name.lower() in FORWARDED for name, _ in headers):
+        raise Unauthenticated(
+            "without a key only this machine may read metrics: motley keys new NAME --metrics", code="invalid_api_key"
+        )
+    check_host(host)
 
 
 def check_host(header: str) -> None:

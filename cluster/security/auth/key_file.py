@@ -4,7 +4,7 @@
       alice:
       - sha256: 64 hex digits
         expires: 2027-01-31T00:00:00Z    # optional
-        scope: admin                     # optional: for the control plane, and nothing else
+        scope: admin                     # optional: for the control plane, and nothing else; or metrics, to read those
 
 Only its owner may be able to write to it, since whoever can could admit himself.
 """
@@ -21,17 +21,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from ...service_errors import ConfigurationError
-from .api_keys import KeyRing, StoredKey, check_tenant, read_expiry, write_expiry
+from .api_keys import KeyRing, Scope, StoredKey, check_tenant, read_expiry, write_expiry
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 4 * 2**20
-ADMIN = "admin"  # the only scope
 RELOAD_S = 1.0  # a change of the file takes effect within this time
 _Stamp = tuple[int, int, int]
 
@@ -57,6 +56,9 @@ class KeyFile:
 
     def admin_of(self, key: str) -> str | None:
         return self._now().admin_of(key)
+
+    def reader_of(self, key: str) -> str | None:
+        return self._now().reader_of(key)
 
     def _now(self) -> KeyRing:
         if time.monotonic() - self._checked_s >= RELOAD_S:
@@ -122,7 +124,7 @@ def write_keys(path: Path, keys: Iterable[StoredKey]) -> None:
 
 def _entry(key: StoredKey) -> dict[str, str]:
     more = {} if key.expires is None else {"expires": write_expiry(key.expires)}
-    return {"sha256": key.sha256, **more, **({"scope": ADMIN} if key.admin else {})}
+    return {"sha256": key.sha256, **more, **({"scope": key.scope} if key.scope else {})}
 
 
 def _stamp(path: Path) -> _Stamp | None:
@@ -183,9 +185,10 @@ def _key(tenant: str, entry: Any, where: str) -> StoredKey:
         raise _bad(f"{where}: expected a SHA-256 in hex, or `sha256` with it and perhaps `expires` and `scope`")
     if unknown := sorted(str(name) for name in set(entry) - {"sha256", "expires", "scope"}):
         raise _bad(f"{where}: there is no {unknown[0]!r}; expected `sha256` and perhaps `expires` and `scope`")
-    if (scope := entry.get("scope", ADMIN)) != ADMIN:
-        raise _bad(f"{where}: scope {str(scope)[:40]!r} is not accepted; expected {ADMIN}, or none for a tenant's key")
-    return StoredKey(tenant, entry["sha256"], read_expiry(entry.get("expires"), where), admin="scope" in entry)
+    if (scope := entry.get("scope", "")) not in get_args(Scope) or ("scope" in entry and not scope):
+        expected = " or ".join(filter(None, get_args(Scope)))
+        raise _bad(f"{where}: scope {str(scope)[:40]!r} is not accepted; expected {expected}; tenants' keys have none")
+    return StoredKey(tenant, entry["sha256"], read_expiry(entry.get("expires"), where), scope)
 
 
 def _bad(message: str) -> ConfigurationError:

@@ -27,6 +27,7 @@ from ...api.health.health_rpcs import HealthRpcs
 from ...api.kserve.kserve_protocol import KServeProtocol
 from ...api.kserve.kserve_rpcs import KServeRpcs
 from ...api.kserve.rest.kserve_routes import KServeRoutes
+from ...api.metrics_routes import MetricsRoutes
 from ...api.motley.motley_protocol import MotleyProtocol
 from ...api.motley.motley_rpcs import MotleyRpcs
 from ...api.openai.openai_embeddings import EmbeddingsProtocol
@@ -38,6 +39,8 @@ from ...api.vllm.tokenizer_archive import TokenizerArchive
 from ...api.vllm.vllm_protocol import VllmProtocol
 from ...api.vllm.vllm_rpcs import VllmRpcs
 from ...fleet.deployed.deployed_fleet import DeployedFleet, read_deployed
+from ...metrics.metrics_totals import ServiceMetrics
+from ...metrics.ray_exporter import RayMetricsExporter
 from ...ray_compat.serve_deployments import LateAppDeployment
 from ...ray_compat.serve_handles import deployment_handle
 from ...routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
@@ -48,7 +51,6 @@ from ...transport import access_log
 from ...transport.http_server import fastapi_app
 from ...transport.incoming_bodies import MAX_MESSAGE_BYTES
 from ...transport.slow_clients import SlowClientMonitor
-from .histogram_metrics import export_latencies
 from .ingress_config import IngressConfig
 from .routing_settings import fleet_routing_config
 from .served_profile import load_profile_at_zero, store_served_profile
@@ -101,8 +103,16 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         log.info("calls of tools: %s; reasoning: %s", styles.tools, styles.reasoning)
         if profile.device == NULL_KIND:
             self.router.disable_message_merging()
-        if ray.is_initialized():
-            self._metrics_task = asyncio.create_task(export_latencies(self.router.stats.latencies, profile.model.name))
+        metrics = ServiceMetrics(
+            APPLICATION,
+            serve.get_replica_context().replica_id.unique_id if ray.is_initialized() else "",
+            profile.model.name,
+            self.router.stats,
+            held=lambda: self.router.held,
+            replicas=lambda: live.replicas,
+            exporter=RayMetricsExporter() if ray.is_initialized() else None,
+        )
+        self._metrics_task = asyncio.create_task(metrics.publisher.run())
         chats = ChatAdmitter(self.admitter, styles)
         unknown = UnknownFieldPolicy(self.ingress_config.unknown_fields)
         self.motley = MotleyProtocol(self.admitter, self.router, chats)
@@ -115,6 +125,7 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
             *EmbeddingsProtocol(self.admitter, self.router, unknown).routes(),
             *KServeRoutes(self.kserve).routes(),
             *HealthRoutes(self.router).routes(),
+            *MetricsRoutes(metrics.totals, vllm_names=self.ingress_config.vllm_metrics).routes(),
             *OpenApiRoutes().routes(),
         )
 

@@ -23,6 +23,8 @@ class IngressConfig:
     api_keys      the file of API keys; None: only this machine may call
     own_key       key of `motley serve` itself, which must check that the ports answer; new at each start
     open_health   whether health is told without a key
+    open_metrics  whether metrics are told without a key on this machine
+    vllm_metrics  whether metrics are told by vLLM's prefix too
     cors_origins  web pages from there may call
     log_folder    folder of the access log; None: stderr
     echo_id       whether answers over HTTP get x-request-id here; Serve's own server adds it itself
@@ -36,6 +38,8 @@ class IngressConfig:
     api_keys: Path | None = None
     own_key: StoredKey | None = None
     open_health: bool = False
+    open_metrics: bool = False
+    vllm_metrics: bool = False
     cors_origins: tuple[str, ...] = ()
     log_folder: Path | None = None
     echo_id: bool = True
@@ -50,4 +54,5 @@ class IngressConfig:
         if self.api_keys is None:
             return CallGuard(open_health=self.open_health)
         own = () if self.own_key is None else (self.own_key,)
-        return CallGuard(KeyFile(self.api_keys, own), open_health=self.open_health)
+        keys = KeyFile(self.api_keys, own)
+        return CallGuard(keys, open_health=self.open_health, open_metrics=self.open_metrics)

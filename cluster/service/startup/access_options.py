@@ -26,13 +26,16 @@ def check_access(options: ServeOptions) -> None:
     tls = _tls(options)
     if tls is not None and options.tls_terminated_upstream:
         raise _bad("tls_terminated_upstream", "--tls-terminated-upstream and --tls-cert exclude each other")
+    if options.open_metrics and options.tls_terminated_upstream:
+        message = "--open-metrics needs to know who calls, which a proxy before the service hides; give scrapers a key"
+        raise _bad("open_metrics", message + " (motley keys new NAME --metrics)")
     check_bind(
         options.host,
         keys=options.api_keys is not None,
         tls=tls is not None,
         tls_upstream=options.tls_terminated_upstream,
     )
-    if options.api_keys is not None and all(key.admin for key in read_keys(options.api_keys)):
+    if options.api_keys is not None and all(key.scope for key in read_keys(options.api_keys)):
         raise _bad("api_keys", f"--api-keys {options.api_keys}: it holds no tenant's keys; `motley keys new` makes one")
     if not is_loopback(options.admin_host) and (options.api_keys is None or tls is None):
         raise _bad(
@@ -75,6 +78,8 @@ def choose_ingress_config(options: ServeOptions, inside: InternalClient, folder:
         api_keys=None if options.api_keys is None else options.api_keys.resolve(),
         own_key=StoredKey(OWN_TENANT, hash_key(inside.key)) if inside.key else None,
         open_health=options.open_health,
+        open_metrics=options.open_metrics,
+        vllm_metrics=options.vllm_metrics,
         cors_origins=options.cors_origins,
         log_folder=logs_folder(folder),
         echo_id=False,

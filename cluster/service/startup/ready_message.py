@@ -74,6 +74,7 @@ def show_endpoints(endpoints: Endpoints, *, keys: bool = False) -> None:
   gRPC        {endpoints.grpc} (motley.v1.Inference)
   admin       {endpoints.admin or "none"}{" (motley fleet status)" if endpoints.admin else ""}
   proxy       {endpoints.proxy}
+  metrics     {endpoints.http}/metrics{" (for a key made with --metrics, or an admin's)" if keys else ""}
   dashboard   {endpoints.dashboard} (asks for a token: {dashboard_token_location(os.environ)})
   logs        {logs_folder(Path(endpoints.folder))}
 

@@ -42,9 +42,13 @@ def build_fastapi_app(
             checks.append(Depends(_tensors if route.tensors else _json))
         methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]  # the server leaves the body out
         app.add_api_route(route.path, route.endpoint, methods=methods, response_model=None, dependencies=checks)
-    health_paths = [route.path for route in routes if route.health]
     app.add_middleware(
-        HttpGuard, guard=guard, max_body_bytes=max_body_bytes, health_paths=health_paths, echo_id=echo_id
+        HttpGuard,
+        guard=guard,
+        max_body_bytes=max_body_bytes,
+        health_paths=[route.path for route in routes if route.health],
+        metrics_paths=[route.path for route in routes if route.metrics],
+        echo_id=echo_id,
     )
     if cors_origins:  # before the guard: a browser's preflight has no key
         app.add_middleware(

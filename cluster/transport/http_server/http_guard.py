@@ -40,6 +40,7 @@ class HttpGuard:
     guard            decides who may call
     max_body_bytes   most bytes of a body; what arrives counts, whatever Content-Length says
     health_paths     paths that tell health and no more
+    metrics_paths    paths that tell metrics, which tenants may not read
     echo_id          whether answers get x-request-id here; Serve's own server adds it itself
     arriving         counts bodies that have not fully arrived
     """
@@ -50,6 +51,7 @@ class HttpGuard:
         guard: CallGuard,
         max_body_bytes: int,
         health_paths: Collection[str] = (),
+        metrics_paths: Collection[str] = (),
         echo_id: bool = True,
         arriving: IncomingBodies = INCOMING_BODIES,
     ) -> None:
@@ -57,6 +59,7 @@ class HttpGuard:
         self._guard = guard
         self._max_body_bytes = max_body_bytes
         self._health_paths = frozenset(health_paths)
+        self._metrics_paths = frozenset(metrics_paths)
         self._echo_id = echo_id
         self._arriving = arriving
 
@@ -102,12 +105,12 @@ class HttpGuard:
     def _check(self, scope: Scope, headers: Headers, record: CallRecord) -> Caller:
         check_head(scope.get("raw_path", b"") + scope.get("query_string", b""), scope["headers"])
         client = scope.get("client")
-        record.tenant = self._guard.tenant(
-            client[0] if client else "",
-            headers.items(),
-            host=headers.get("host", ""),
-            health=scope["path"] in self._health_paths and scope.get("method") in ("GET", "HEAD"),
-        )
+        peer, host, path = client[0] if client else "", headers.get("host", ""), scope["path"]
+        if path in self._metrics_paths:
+            record.tenant = self._guard.reader(peer, headers.items(), host)
+        else:
+            health = path in self._health_paths and scope.get("method") in ("GET", "HEAD")
+            record.tenant = self._guard.tenant(peer, headers.items(), host=host, health=health)
         if scope["type"] == "websocket":
             raise NotImplementedHere(
                 "WebSocket is not supported; POST, and read streams as events", code="not_implemented"

@@ -34,6 +34,7 @@ class Route:
     """A path, and the handler that answers it.
 
     health     whether it tells health and no more, so that `--open-health` opens it
+    metrics    whether it tells metrics, which are of all tenants: those who may read these call it
     any_query  whether it takes any query; otherwise every query is refused
     tensors    whether bodies are JSON, maybe followed by binary data, with the media types of Triton's clients:
                `check_tensors`
@@ -43,6 +44,7 @@ class Route:
     path: str
     endpoint: Callable[..., Awaitable[Response]]
     health: bool = False
+    metrics: bool = False
     any_query: bool = False
     tensors: bool = False
 

@@ -63,6 +63,7 @@ class HttpOperation:
     more      error classes beside those that follow from the other fields
     bodiless  whether the body may be empty
     binary    whether the answer may be JSON followed by binary data
+    media     media type of the answer, where it is no JSON
     """
 
     summary: str
@@ -74,6 +75,7 @@ class HttpOperation:
     more: tuple[type[MotleyError], ...] = ()
     bodiless: bool = False
     binary: bool = False
+    media: str = "application/json"
 
     @property
     def errors(self) -> tuple[type[MotleyError], ...]:
@@ -131,7 +133,7 @@ def _described(path: str, operation: HttpOperation) -> JsonObject:
 
 def _responses(operation: HttpOperation) -> Iterator[tuple[str, JsonObject]]:
     if operation.response is not None:
-        content: JsonObject = {"application/json": {"schema": operation.response}}
+        content: JsonObject = {operation.media: {"schema": operation.response}}
         if operation.chunk is not None:
             content["text/event-stream"] = {
                 "schema": {"type": "string"},

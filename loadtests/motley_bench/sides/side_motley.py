@@ -72,7 +72,7 @@ class MotleySide:
         A turn is one sequence's part of a step. "drafted" and "accepted" count the drafts.
         """
         scheduler = self._core.scheduler
-        tried, right = scheduler.drafted_tokens, scheduler.accepted_tokens
+        tried, right = scheduler.draft_counts.drafted, scheduler.draft_counts.num_accepted
         scheduler.max_drafts = drafts
         for _ in range(batch):
             self._add(context, max_tokens=tokens + 1)
@@ -89,7 +89,8 @@ class MotleySide:
         scheduler.max_drafts = 0
         return {
             "seconds": seconds, "tokens": made, "turns": turns,
-            "drafted": scheduler.drafted_tokens - tried, "accepted": scheduler.accepted_tokens - right,
+            "drafted": scheduler.draft_counts.drafted - tried,
+            "accepted": scheduler.draft_counts.num_accepted - right,
         }  # fmt: skip
 
     def bare(self, batch: int, context: int, steps: int) -> list[float]:

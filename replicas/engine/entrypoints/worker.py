@@ -83,6 +83,7 @@ class Worker:
         """
         engine = await asyncio.to_thread(self._build)
         await asyncio.to_thread(engine.warm_up)
+        engine.core.forget_counts()
         self._engine = engine
         self._admission = _make_admission_limiter(self._config, engine.profile.prefill_tokens_per_s)
         self._thread = self._make_thread(engine)
@@ -125,6 +126,12 @@ class Worker:
     def prefix_stats(self) -> PrefixStats | None:
         """Return statistics of the prefix store so far; None if there is no store."""
         return None if self._engine is None else self._engine.prefix_stats()
+
+    def metric_sources(self) -> tuple[object, ...]:
+        """Return the objects whose fields are this engine's metrics, as `metric_fields` has them."""
+        core, stats = self._core, self.prefix_stats()
+        stored = () if stats is None else (stats, stats.store_with_misfits())
+        return self.load(), core.timings, core.scheduler.draft_counts, *stored
 
     def profile(self) -> ReplicaProfile:
         assert self._engine is not None, "profile() after start()"

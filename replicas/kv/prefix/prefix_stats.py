@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...host.metric_fields import counter, histogram
 from ..histogram import HistogramSnapshot
 from ..store.prefix_store import StoreStats
 from .popular_prefixes import PopularPrefix
+
+_COUNTED_BY_STORE = ("hit", "miss", "timeout", "error")  # it counts itself why it failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,8 @@ class PrefixStats:
             "external_prefix_cache_fetch_seconds", "Seconds to fetch a prompt's prefix from the prefix store"
         ),
     )
+
+    def store_with_misfits(self) -> StoreStats:
+        """Return the store's statistics with the values that came and could not be used among its errors."""
+        misfits = {f"unfit_{why}": count for why, count in self.outcomes.items() if why not in _COUNTED_BY_STORE}
+        return replace(self.store, errors={**self.store.errors, **misfits})

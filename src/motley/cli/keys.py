@@ -13,7 +13,7 @@ import typer
 from .options import Json
 
 if TYPE_CHECKING:
-    from ..cluster.security.auth.api_keys import StoredKey
+    from ..cluster.security.auth.api_keys import Scope, StoredKey
 
 app = typer.Typer(
     name="keys",
@@ -34,7 +34,8 @@ def new(
     days: Annotated[
         float | None, typer.Option(help="Days of validity; default: until revoked.", min=0.01, max=36_500)
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="For `motley fleet`, and for nothing else.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="For `motley fleet` and metrics, and nothing else.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="For reading metrics, and nothing else.")] = False,
 ) -> None:
     """Make a key, store its SHA-256 in the file, and print the key, which cannot be shown again.
 
@@ -43,14 +44,18 @@ def new(
       motley keys new alice --file keys.yaml
       motley keys new ci --file keys.yaml --days 90
       motley keys new operator --file keys.yaml --admin
+      motley keys new prometheus --file keys.yaml --metrics
     """
     from ..cluster.security.auth import api_keys
     from ..cluster.security.auth.key_file import edit_keys
 
+    if admin and metrics:
+        raise typer.BadParameter("--metrics: an admin's key reads metrics too; give one of the two")
+    scope: Scope = "admin" if admin else "metrics" if metrics else ""
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).timestamp()
     key = api_keys.new_key()
     with edit_keys(file) as stored:
-        stored.append(api_keys.StoredKey(api_keys.check_tenant(tenant), api_keys.hash_key(key), expires, admin))
+        stored.append(api_keys.StoredKey(api_keys.check_tenant(tenant), api_keys.hash_key(key), expires, scope))
     typer.echo(key)
     typer.echo(f"stored in {file} as {stored[-1].id}, for {tenant}, {_until(stored[-1])}", err=True)
 
@@ -72,7 +77,8 @@ def list_(file: File = DEFAULT, as_json: Json = False) -> None:
             "tenant": key.tenant,
             "id": key.id,
             "expires": None if key.expires is None else write_expiry(key.expires),
-            "admin": key.admin,
+            "admin": key.scope == "admin",
+            "scope": key.scope or "tenant",
         }
         for key in stored
     ]
@@ -80,7 +86,7 @@ def list_(file: File = DEFAULT, as_json: Json = False) -> None:
         typer.echo(json.dumps({"keys": rows}))
         return
     for key in stored:
-        typer.echo(f"{key.tenant:<24}{key.id:<16}{_until(key)}{', admin' if key.admin else ''}")
+        typer.echo(f"{key.tenant:<24}{key.id:<16}{_until(key)}{f', {key.scope}' if key.scope else ''}")
 
 
 @app.command()

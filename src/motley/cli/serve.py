@@ -32,6 +32,10 @@ def serve(
     open_health: Annotated[
         bool, typer.Option("--open-health", help="Allow health checks without a key.", rich_help_panel=ACCESS)
     ] = False,
+    open_metrics: Annotated[
+        bool,
+        typer.Option("--open-metrics", help="Tell metrics on this machine without a key.", rich_help_panel=ACCESS),
+    ] = False,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="PEM", help="Serve over TLS with this certificate.", rich_help_panel=ACCESS)
     ] = None,
@@ -118,6 +122,9 @@ def serve(
     unknown_fields: Annotated[
         str, typer.Option(metavar="ignore|refuse", help="Fields of a request that nobody knows: ignore logs each name.")
     ] = "ignore",
+    vllm_metrics: Annotated[
+        bool, typer.Option("--vllm-metrics", help="Tell metrics by vLLM's prefix too, for its dashboards.")
+    ] = False,
     drain_s: Annotated[
         float,
         typer.Option(
@@ -223,6 +230,8 @@ def serve(
         host=host,
         api_keys=api_keys,
         open_health=open_health,
+        open_metrics=open_metrics,
+        vllm_metrics=vllm_metrics,
         cors_origins=tuple(cors_origin or ()),
         tls_cert=tls_cert,
         tls_key=tls_key,
