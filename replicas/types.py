@@ -174,7 +174,16 @@ class ReplicaLoad:
             is_mean=True,
         ),
     )
-    kv_blocks_total: int = 0
+    kv_blocks_total: int = field(
+        default=0,
+        metadata=gauge(
+            "cache_config_info",
+            "1; its labels say how KV is divided: tokens of a block, and blocks of a replica",
+            lambda load: {(str(BLOCK_TOKENS), str(load.kv_blocks_total)): 1.0},
+            labels=("block_size", "num_gpu_blocks"),
+            is_mean=True,
+        ),
+    )
     steps: int = 0  # steps that the engine has taken since its start
     max_running: int = 0  # sequences that may be in the running batch
     prompt_tokens: int = 0  # of the requests whose answers have begun
@@ -213,6 +222,10 @@ class ReplicaLoad:
     )
     external_queried_tokens: int = 0  # prompt tokens that the prefix store was asked for since the start
     external_hit_tokens: int = 0  # prompt tokens whose KV came from the prefix store
+    swapped: int = field(
+        default=0,
+        metadata=gauge("num_requests_swapped", "Sequences that wait, and whose KV is in the host's memory meanwhile"),
+    )
     draining: bool = False  # refuses new requests; those that it has go on
     weights_version: int = 0  # version of the weights that new requests begin with: updates since the start
     weights_contents: str = ""  # hex digest of the weights, the same on every replica; empty: there are no weights

@@ -232,12 +232,12 @@ def metrics() -> str:
 
 def _metric_table(kind: str, suffix: str = "") -> str:
     found = [each for each in METRICS.values() if each.kind == kind]
-    labelled = any(each.label for each in found)
+    labelled = any(each.labels for each in found)
     rows = [
-        (f"`{PREFIX}{each.name}{suffix}`", *([_code(each.label) if each.label else ""] * labelled), each.description)
+        (f"`{PREFIX}{each.name}{suffix}`", *[", ".join(map(_code, each.labels))] * labelled, each.description)
         for each in found
     ]
-    return table(("name", *["label"] * labelled, "meaning"), rows)
+    return table(("name", *["labels"] * labelled, "meaning"), rows)
 
 
 # Text.

@@ -38,9 +38,9 @@ def series_of(source: object, labels: Mapping[str, str]) -> Iterator[MetricSerie
             continue
         if isinstance(value, Histogram):
             value = value.spread()
-        values = value.items() if metric.label else [("", value)]
-        for key, each in values:
-            own = {**labels, metric.label: key} if metric.label else labels
+        for key, each in value.items() if metric.labels else [((), value)]:
+            keys = (key,) if isinstance(key, str) else key
+            own = {**labels, **dict(zip(metric.labels, keys, strict=True))}
             yield MetricSeries(metric.kind, metric.name, tuple(sorted(own.items())), each)
 
 

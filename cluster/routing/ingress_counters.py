@@ -50,7 +50,7 @@ class PoolCounters:
             "request_success",
             "Choices that have ended, by reason; abort: the client left",
             lambda counters: counters.by_reason,
-            label="finished_reason",
+            labels=("finished_reason",),
         ),
     )
     ttft: Histogram = field(

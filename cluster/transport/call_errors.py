@@ -26,12 +26,14 @@ class CallErrors:
     refused: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys(_REFUSALS, 0)),
         metadata=counter(
-            "request_refusals", "Calls that were refused: wrong requests, missing keys, a full service", label="code"
+            "request_refusals",
+            "Calls that were refused: wrong requests, missing keys, a full service",
+            labels=("code",),
         ),
     )
     failed: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys(_FAILURES, 0)),
-        metadata=counter("request_errors", "Calls that the service failed to answer", label="code"),
+        metadata=counter("request_errors", "Calls that the service failed to answer", labels=("code",)),
     )
 
     def add(self, error: MotleyError) -> None:

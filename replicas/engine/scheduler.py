@@ -286,6 +286,7 @@ class Scheduler:
         return ReplicaLoad(
             running=self.num_running,
             waiting=len(self.waiting),
+            swapped=sum(sequence.host_copy is not None for sequence in self.waiting),
             queued_prefill_tokens=sum(n for s in self.sequences if (n := s.remaining_to_compute) > 1 and not s.held),
             kv_blocks_free=self.pool.available,
             kv_blocks_total=self.pool.total,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 MetricKind = Literal["gauge", "counter", "histogram"]
-Derive = Callable[[Any], float | Mapping[str, float] | None]
+Derive = Callable[[Any], float | Mapping[Any, float] | None]  # keys are texts, or tuples of texts
 _KEY = "metric"  # in a field's metadata
 
 
@@ -24,7 +24,8 @@ class Metric:
     description  help text
     derive       returns the value from the whole object, or None where there is nothing to export; None: the value is
                  the field's own
-    label        name of a label whose values are the keys of the field, a mapping; empty: the field is a number
+    labels       names of labels whose values are the keys of the field, a mapping; none: the field is a number. With
+                 several labels, keys are tuples
     is_mean      whether several replicas' values are averaged, and not summed
     """
 
@@ -32,18 +33,22 @@ class Metric:
     name: str
     description: str
     derive: Derive | None = None
-    label: str = ""
+    labels: tuple[str, ...] = ()
     is_mean: bool = False
 
 
-def gauge(name: str, description: str, derive: Derive | None = None, *, is_mean: bool = False) -> dict[str, Metric]:
+def gauge(
+    name: str, description: str, derive: Derive | None = None, *, labels: tuple[str, ...] = (), is_mean: bool = False
+) -> dict[str, Metric]:
     """Return the metadata of a field that is a state."""
-    return {_KEY: Metric("gauge", name, description, derive, is_mean=is_mean)}
+    return {_KEY: Metric("gauge", name, description, derive, labels, is_mean)}
 
 
-def counter(name: str, description: str, derive: Derive | None = None, *, label: str = "") -> dict[str, Metric]:
+def counter(
+    name: str, description: str, derive: Derive | None = None, *, labels: tuple[str, ...] = ()
+) -> dict[str, Metric]:
     """Return the metadata of a field that is a total since the start, which only grows."""
-    return {_KEY: Metric("counter", name, description, derive, label)}
+    return {_KEY: Metric("counter", name, description, derive, labels)}
 
 
 def histogram(name: str, description: str) -> dict[str, Metric]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from motley.cluster.metrics.metric_series import MetricSeries, series_of
@@ -27,7 +30,7 @@ PROFILE = ReplicaProfile(
 )  # fmt: skip
 LABELS = {"model_name": "qwen", "pool": "p40", "accelerator": "Tesla P40", "compute_capability": "6.1"}
 LOAD = ReplicaLoad(
-    running=3, waiting=2, kv_blocks_free=25, kv_blocks_total=100,
+    running=3, waiting=2, swapped=1, kv_blocks_free=25, kv_blocks_total=100,
     queried_tokens=900, cached_tokens=600, drafted_tokens=50, accepted_tokens=20,
     external_queried_tokens=512, external_hit_tokens=256, preemptions_swapped=1, preemptions_recomputed=2,
 )  # fmt: skip
@@ -51,7 +54,8 @@ def values(found: list[MetricSeries]) -> dict[str, Any]:
 
 def test_the_series_of_a_replica_are_what_it_has_counted() -> None:
     assert values(series(LOAD, STATS, STATS.store_with_misfits())) == {
-        "num_requests_running": 3, "num_requests_waiting": 2, "kv_cache_usage_perc": 0.75, "num_preemptions": 3,
+        "num_requests_running": 3, "num_requests_waiting": 2, "num_requests_swapped": 1, "num_preemptions": 3,
+        "kv_cache_usage_perc": 0.75, "cache_config_info 16 100": 1,
         "num_swaps": 1, "prefix_cache_queries": 900, "prefix_cache_hits": 344, "spec_decode_num_draft_tokens": 50,
         "spec_decode_num_accepted_tokens": 20, "external_prefix_cache_queries": 512, "external_prefix_cache_hits": 256,
         "external_prefix_cache_reads": 4, "external_prefix_cache_read_seconds": 0.5,
@@ -150,3 +154,23 @@ def test_vllms_names_are_told_beside_ours_where_asked_for() -> None:
     ours = {line.removeprefix("motley_") for line in text.decode().splitlines() if line.startswith("motley_")}
     theirs = {line.removeprefix("vllm:") for line in text.decode().splitlines() if line.startswith("vllm:")}
     assert ours == theirs != set()
+
+
+OTHERS_HAVE = ("kv_offload_", "nixl_")  # of vLLM's connectors, in whose place Motley has the prefix store
+
+
+def test_rays_dashboard_for_language_models_asks_for_what_there_is() -> None:
+    """Its queries differ from those for Motley by the prefix alone."""
+    panels = Path(ray.__file__).parent / "dashboard/modules/metrics/dashboards/serve_llm_dashboard_panels.py"
+    asked = set(re.findall(r"ray_vllm_(\w+)", panels.read_text()))
+    assert len(asked) > 20
+    told = {
+        name + suffix
+        for name, metric in METRICS.items()
+        for suffix in {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bucket", "_sum", "_count")}[
+            metric.kind
+        ]
+    }
+    assert {name for name in asked - told if not name.startswith(OTHERS_HAVE)} == set()
+    gateway = {"num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info"}
+    assert gateway <= told, "what the Gateway API's endpoint picker reads"

@@ -86,6 +86,7 @@ def watch(core: EngineCore) -> None:
     kept = [block for one in core.scheduler.sequences if one.host_copy for block in one.host_copy.blocks]
     assert sorted([*kept, *pool._free]) == list(range(pool.total))
     assert all(one.state is SequenceState.WAITING for one in core.scheduler.sequences if one.host_copy)
+    assert core.load().swapped == sum(one.host_copy is not None for one in core.scheduler.sequences)
 
 
 def idle(core: EngineCore) -> None:

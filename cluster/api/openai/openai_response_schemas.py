@@ -251,6 +251,7 @@ TOKENIZER_INFO = response_object(
 _LOADED = {name: metric.description for name, metric in metrics_of(ReplicaLoad).items()} | {
     "running": "sequences that are computed",
     "waiting": "sequences that wait for room",
+    "swapped": "those of them whose KV is in the host's memory meanwhile",
     "queued_prefill_tokens": "tokens of prompts that are still to be computed",
     "kv_blocks_free": "blocks of KV that are free, cached ones among them",
     "kv_blocks_total": "blocks of KV that there are",

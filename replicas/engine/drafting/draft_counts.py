@@ -28,7 +28,7 @@ class DraftCounts:
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens that the model has accepted, by position in the draft, from 0 on",
             lambda counts: counts.by_position,
-            label="position",
+            labels=("position",),
         ),
     )
 

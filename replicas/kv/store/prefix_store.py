@@ -82,7 +82,7 @@ class StoreStats:
         metadata=counter(
             "external_prefix_cache_errors",
             "Prefix store calls that failed, and values that could not be used, by reason",
-            label="reason",
+            labels=("reason",),
         ),
     )
     dropped: Mapping[str, int] = field(
@@ -90,7 +90,7 @@ class StoreStats:
         metadata=counter(
             "external_prefix_cache_dropped",
             "Values that were not written to the prefix store, by reason",
-            label="reason",
+            labels=("reason",),
         ),
     )
     bytes_read: int = field(
