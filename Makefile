@@ -27,7 +27,7 @@ DOCS = $(call ENTRY,print(*project['optional-dependencies']['docs']))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install test thorough checks lint types imports unit durations unit-system unit-replicas unit-cluster unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
+.PHONY: help serve loadtest install test thorough checks lint types imports unit durations unit-system unit-replicas unit-cluster unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -72,6 +72,9 @@ ifeq ($(ARGS),)
 else
 	@$(MAKE) --no-print-directory lint types imports gencode unit
 endif
+
+loadtest: $(VENV)/.run  ## two minutes of load by Locust on a fleet of this machine: build/loadtest.html
+	$(BIN)/python -m motley_bench.locust_load $(ARGS)
 
 durations: COSTS := costs.json
 durations: unit  ## the tests, and what each of them costs, into tests/durations.json

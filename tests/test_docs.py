@@ -36,6 +36,8 @@ OLD_NAMES = {DOCS / "contribute" / "moved.md", DOCS / "contribute" / "renames.md
 MAX_LINES, MAX_WORDS, MAX_ITEM_WORDS = 150, 1500, 80
 NOT_INSTALLED = {"tritonclient"}  # modules that a page may import and the suite does without
 OF_OTHERS = {"--labels", "--model", "--model_args", "--tasks"}  # options of ray and of lm_eval
+OF_OTHERS |= {"--headless", "--processes", "--master", "--worker"}  # and of Locust
+LOCUST = ROOT / "loadtests" / "motley_bench" / "locust_load" / "locust_options.py"  # which adds some to Locust's
 THEME_ONLY = re.compile(r'^\s*(!!! |\?\?\?\+? |=== "|\{: |:::)|:(material|octicons|fontawesome)-', re.MULTILINE)
 FILE = re.compile(r"^(kernels|replicas|cluster|src|tests|tools|deploy|loadtests|docs|system)/[\w./-]*\w$")
 
@@ -275,7 +277,7 @@ def options_of(command: Any) -> set[str]:
 @pytest.mark.parametrize("page", BY_HAND, ids=named)
 def test_options_in_the_text_exist(page: Path) -> None:
     """An option of a command that is named with it is looked for there, by test_commands_are_ones."""
-    known = options_of(root_command()) | OF_OTHERS
+    known = options_of(root_command()) | OF_OTHERS | set(re.findall(r'add_argument\("(--[\w-]+)"', LOCUST.read_text()))
     texts = [code for code in codes(page) if code.startswith("--")]
     assert [code for code in texts if re.split(r"[ =\[]", code)[0] not in known] == []
 
