@@ -242,9 +242,7 @@ async def test_a_stream_goes_on_in_another_pool_of_the_same_numerics_first() -> 
     rest = [token async for message in stream for delta in message.deltas for token in delta.token_ids]
     assert rest == [1, 2, 3]
     assert fleet.sent == {"lost-0": 1, "far-0": 1}
-    assert {
-        pool: told.spreads()["e2e_request_latency_seconds"].count for pool, told in fleet.router.stats.latencies.items()
-    } == {"lost": 0, "far": 1}
+    assert {pool: each.e2e.spread().count for pool, each in fleet.router.stats.pools.items()} == {"lost": 0, "far": 1}
     assert {each.replica_id: each.state for each in fleet.router.fleet().replicas}["lost-0"] == "suspect"
 
 
