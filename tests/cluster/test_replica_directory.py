@@ -242,7 +242,8 @@ async def test_a_stream_goes_on_in_another_pool_of_the_same_numerics_first() -> 
     rest = [token async for message in stream for delta in message.deltas for token in delta.token_ids]
     assert rest == [1, 2, 3]
     assert fleet.sent == {"lost-0": 1, "far-0": 1}
-    assert {pool: each.e2e.spread().count for pool, each in fleet.router.stats.pools.items()} == {"lost": 0, "far": 1}
+    counted = {pool: each.e2e.spread().count for pool, each in fleet.router.stats.pools.items()}
+    assert {pool for pool, count in counted.items() if count} == {"far"}
     assert {each.replica_id: each.state for each in fleet.router.fleet().replicas}["lost-0"] == "suspect"
 
 
