@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -40,19 +42,27 @@ class MetricsPublisher:
         self._source, self._collect, self._ledger, self._exporter = source, collect, ledger, exporter
         self._written: Sequence[MetricSeries] = ()
         self._written_s = -ALIVE_S
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._last = 0  # number of the latest series that were written
 
     async def publish(self, *, alive_s: float = ALIVE_S) -> None:
         """Publish the series as they are now, unless they are as they were less than `alive_s` seconds ago."""
         series = tuple(self._collect())
         now = time.monotonic()
         if series != self._written or now - self._written_s >= alive_s:
-            await asyncio.to_thread(self._publish, series)
+            await asyncio.to_thread(self._publish, next(self._numbers), series)
             self._written, self._written_s = series, now
 
-    def _publish(self, series: Sequence[MetricSeries]) -> None:
-        self._ledger.write(self._source, series)
-        if self._exporter is not None:
-            self._exporter.export(series)
+    def _publish(self, number: int, series: Sequence[MetricSeries]) -> None:
+        """Write series unless later ones have been: a scrape publishes too, and must not be overtaken by older ones."""
+        with self._lock:
+            if number < self._last:
+                return
+            self._ledger.write(self._source, series)
+            self._last = number
+            if self._exporter is not None:
+                self._exporter.export(series)
 
     async def run(self) -> None:
         """Publish once a second, for as long as the process lives.

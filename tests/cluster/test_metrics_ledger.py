@@ -214,3 +214,20 @@ async def test_an_error_does_not_end_publication(
         task.cancel()
     logged = [record for record in caplog.records if record.name == metrics_publisher.log.name]
     assert [record.exc_text is not None for record in logged] == [True, True]
+
+
+async def test_older_series_are_not_written_over_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape publishes beside the task that does so each second, whose thread may be the slower one."""
+    total, held = [1.0], list[Callable[[], None]]()
+    ledger = MetricsLedger(MemoryRecords(), "app", Clock())
+    publisher = MetricsPublisher("ingress/a", lambda: counted(total[0]), ledger)
+
+    async def late(work: Callable[..., None], *given: object) -> None:
+        held.append(lambda: work(*given))
+
+    monkeypatch.setattr(asyncio, "to_thread", late)
+    for total[0] in (1.0, 2.0):
+        await publisher.publish()
+    for work in reversed(held):
+        work()
+    assert values(ledger.totals(everybody))["generation_tokens"] == 2.0
