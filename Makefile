@@ -96,7 +96,7 @@ unit-replicas unit-cluster unit-kernels unit-rest: NICE := nice -n 5
 
 $(PARTS:%=unit-%): unit-%: $(VENV)/.dev
 	@rm -rf $(UNIT)/$* && mkdir -p $(UNIT)/$*
-	$(NICE) $(BIN)/pytest $(THOROUGH) $(COSTS:%=--costs $(UNIT)/$*/%) -o cache_dir=$(UNIT)/$* $(WHAT)
+	$(NICE) $(BIN)/pytest --tb=short $(THOROUGH) $(COSTS:%=--costs $(UNIT)/$*/%) -o cache_dir=$(UNIT)/$* $(WHAT)
 
 kernels: $(VENV)/.dev $(CUDA_TRITONS:%=$(VENV)/.triton-%)  ## kernels compiled for every capability, with no GPU; all if any has changed
 	@for version in $(CUDA_TRITONS); do \

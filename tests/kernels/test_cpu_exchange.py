@@ -39,6 +39,18 @@ def test_one_that_is_lost_ends_the_others_in_time(fault: signal.Signals) -> None
         assert 0.5 <= float(found[1]) < 30  # that it ends; a busy machine may be slow to let it
 
 
+def test_one_that_computes_for_longer_is_waited_for() -> None:
+    """A busy machine or a slow disk may keep a rank for seconds, and all requests would be lost with it."""
+    with ranks(2, "busy", timeout_s=0.5) as children:
+        for child in children:
+            go(child)
+        assert [said(child) for child in children] == ["summed"] * 2
+        for child in children:
+            found = re.fullmatch(r"summed after ([0-9.]+) s", said(child))
+            assert found is not None
+            assert float(found[1]) >= 1.9
+
+
 def test_one_that_gives_up_ends_the_others_at_once() -> None:
     """They would wait for minutes."""
     descriptor = open_shared_memory(2)

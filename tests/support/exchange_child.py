@@ -6,6 +6,7 @@ Says "ready", waits for a line, and then:
     gloo    the same through gloo, whose ranks meet in the file that comes next
     idle    takes part in one sum, and in no other
     sums    one sum after the other until they fail; says how
+    busy    two sums, between which the last rank computes for four times as long as the others wait for one that hangs
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def main() -> None:
     if what == "idle":
         time.sleep(60)
     began = time.monotonic()
+    if what == "busy":
+        while int(rank) == int(size) - 1 and time.monotonic() - began < 4 * float(timeout_s):
+            pass
+        exchange.sum(torch.ones(8))
+        print(f"summed after {time.monotonic() - began:.3f} s", flush=True)
+        return
     try:
         while True:
             began = time.monotonic()

@@ -12,7 +12,7 @@ import torch
 from .native_build import NativeBuildError, load_library
 
 CAPACITY = 1 << 18  # bytes per rank and exchange; larger tensors take several exchanges, which stay in CPU caches
-TIMEOUT_S = 5.0  # the ranks of a step arrive within milliseconds of each other
+TIMEOUT_S = 5.0  # the ranks of a step arrive within milliseconds of each other, where all of them run
 _LINE = 64
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -50,7 +50,8 @@ class ShmCollectives:
     Every rank must make the same calls in the same order, each from one thread at a time.
 
     descriptor  file descriptor from `open_shared_memory`; it may be closed afterwards
-    timeout_s   seconds to wait for another rank; after a timeout no rank can continue
+    timeout_s   seconds that another rank may be late while its thread stands still; twelve times as many while it
+                computes, or waits for a CPU or a disk. After a timeout no rank can continue
 
     Raises NativeBuildError without a C compiler.
     """
