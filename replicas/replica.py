@@ -17,7 +17,7 @@ from .engine.streams.replica_envelope import ReplicaEnvelope
 from .engine.streams.stream_multiplexer import StreamMultiplexer, split_stream
 from .errors import CheckpointError, InvalidRequest
 from .host.garbage_collection import freeze_gc, pause_gc
-from .host.stderr_logging import log_to_stderr
+from .host.process_logging import log_to_stderr
 from .types import CallId, KvEvents, ReplicaLoad, ReplicaProfile, Request, StreamMessage, WeightsStatus
 from .updates.weight_file import WeightFile
 

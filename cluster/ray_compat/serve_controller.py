@@ -124,13 +124,6 @@ def deployed_versions(app: str, names: Sequence[str]) -> dict[str, str]:
     return {name: read_settings(route).version for name, route in zip(names, routes, strict=True)}
 
 
-def serve_log_name() -> str:
-    """Return the name of the logger by which Serve's processes write their log files."""
-    from ray.serve._private.constants import SERVE_LOGGER_NAME
-
-    return str(SERVE_LOGGER_NAME)
-
-
 def _details(client: Any, app: str) -> Mapping[str, Any] | None:
     found: Mapping[str, Any] | None = client.get_serve_details()["applications"].get(app)
     return found

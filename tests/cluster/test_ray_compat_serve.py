@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +14,16 @@ import pytest
 import ray
 from ray import serve
 from ray.serve import context
-from ray.serve._private import build_app, client, common, constants, controller, replica
+from ray.serve._private import build_app, client, common, constants, controller, logging_utils, replica
 from ray.serve._private.config import ReplicaConfig
 from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.request_router.common import ReplicaQueueLengthCache, RequestRoutingContext
 from ray.serve.generated import serve_pb2
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from ray.serve.schema import LoggingConfig
 
-from motley.cluster.ray_compat import serve_controller, serve_deployments, serve_handles
+from motley.cluster.ray_compat import serve_controller, serve_deployments, serve_handles, serve_logs
 from motley.cluster.routing.serve_router import PoolRouter
 
 CPU = common.DeploymentID("cpu", "motley")
@@ -161,7 +164,18 @@ def test_versions_of_deployments(there: Client, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_name_of_serves_log() -> None:
     """Else what is said of a HAProxy that was lost is in no file."""
-    assert serve_controller.serve_log_name() == "ray.serve"
+    assert serve_logs.serve_log_name() == "ray.serve"
+
+
+def test_the_file_of_serves_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the pages of replicas in Ray's dashboard have none of Motley's lines."""
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "handlers", [])
+    assert serve_logs.serve_log_file() is None
+    config = LoggingConfig(logs_dir=str(tmp_path))
+    logging_utils.configure_component_logger(
+        component_name="pool", component_id="abc", logging_config=config, max_bytes=1, backup_count=1
+    )
+    assert serve_logs.serve_log_file() == tmp_path / "pool_abc.log"
 
 
 class Pool:

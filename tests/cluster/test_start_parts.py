@@ -18,6 +18,7 @@ import pytest
 from serve_process import alive, free_port, wait_for
 
 from motley.cluster.atomic_file import write_atomically
+from motley.cluster.fleet.spec.serve_options import ServeOptions
 from motley.cluster.process_tree import descendants, wait_until
 from motley.cluster.security.edge import ports
 from motley.cluster.security.edge.haproxy_admin import choose_haproxy, launcher, open_requests, replicas_up
@@ -27,6 +28,7 @@ from motley.cluster.service.deployment import ray_head
 from motley.cluster.service.startup.grpc_environment import EXPERIMENTS, OWN_POLLER, grpc_experiments
 from motley.cluster.service.startup.ray_settings import check_environment, ray_settings
 from motley.cluster.service.startup.ready_message import dashboard_token_location
+from motley.cluster.service.startup.serve_command import check
 from motley.cluster.service.supervision import run_folder as folders
 from motley.cluster.service.supervision.run_folder import MAX_PATH_CHARS, ray_folder
 from motley.cluster.service.supervision.watchdog import ServiceLost
@@ -225,6 +227,48 @@ def test_rays_folder_is_private_and_goes() -> None:
         assert folder.parent.stat().st_mode & 0o077 == 0
         assert len(str(folder)) <= MAX_PATH_CHARS
     assert not folder.parent.exists()
+
+
+def test_logs_are_copied_where_somebody_wants_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with ray_folder(tmp_path) as folder:
+            write_logs(folder)
+    kept = sorted(tmp_path.iterdir())
+    assert [(each / "logs" / "serve" / "replica.log").read_text() for each in kept] == ["a line\n"] * len(kept)
+    assert all(each.stat().st_mode & 0o077 == 0 for each in kept)
+    assert capsys.readouterr().out.count(f"logs: {tmp_path}/motley-") == 2
+    assert not folder.parent.exists()
+
+
+def test_logs_that_cannot_be_copied_stay_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.setattr(folders, "_parents", lambda: [here])
+    with ray_folder(tmp_path / "gone") as folder:
+        write_logs(folder)
+    [left] = here.glob("motley-*/ray/session_latest/logs/serve/replica.log")
+    assert left.read_text() == "a line\n"
+    assert f"the logs stay in {left.parents[1]}: {tmp_path / 'gone'}: No such file" in capsys.readouterr().err
+
+
+def write_logs(folder: Path) -> None:
+    (folder / "session_latest" / "logs" / "serve").mkdir(parents=True)
+    (folder / "session_latest" / "logs" / "serve" / "replica.log").write_text("a line\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"log_format": "yaml"}, "--log-format yaml: text and json are accepted"),
+        ({"keep_logs": Path("/proc/none")}, "--keep-logs /proc/none: No such file or directory"),
+        ({"keep_logs": Path(__file__)}, f"--keep-logs {__file__}: File exists"),
+    ],
+)
+def test_options_of_logs_that_cannot_be_followed_are_refused_at_once(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(ServeOptions(**given))
+    assert caught.value.message == told
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 
 import grpc
 import pytest
+import serve_api
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import Answer, post
 from safetensors.torch import load_file, save_file
@@ -105,6 +106,7 @@ def test_stopped_while_it_starts(checkpoint: Path, tmp_path: Path, number: signa
 def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, tmp_path: Path) -> None:
     """Beside another service on the same machine, which notices nothing."""
     arguments = [str(checkpoint), "--served-model-name", "second", "--greet", "--drain-s", "120"]
+    arguments += ["--log-format", "json", "--keep-logs", str(tmp_path / "kept")]
     with served(arguments, tmp_path) as second:
         second.wait_ready()
         for part in ("over gRPC: ", "over HTTP: ", second.http, second.grpc, "curl ", "motley.client", "dashboard"):
@@ -114,6 +116,9 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
                 assert [model.name for model in client.models()] == ["second"]
             with Client(service.grpc) as client:
                 assert [model.name for model in client.models()] == ["tiny"]
+        for name, lines in serve_api.replica_logs(second).items():
+            loggers = [json.loads(line).get("logger", "") for line in lines]
+            assert any(logger.startswith("motley.") for logger in loggers), f"on the page of {name}"
         children = second.descendants()
         length = 2000
         with Client(second.grpc, retries=0) as client, ThreadPoolExecutor() as threads:
@@ -140,7 +145,18 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
         assert "Error" not in second.output
         assert "Traceback" not in second.output
         assert second.leftovers() == []
+        [kept] = (tmp_path / "kept").glob("motley-*/logs")
+        assert f"logs: {kept}" in second.output
+        calls = [json.loads(line) for line in (kept / "access.log").read_text().splitlines()]
+        assert {"http", "grpc"} == {each["protocol"] for each in calls}
+        assert "draining" in {each["refusal"].get("code") for each in calls}
+        assert list(kept.glob("serve/replica_*.log"))
     assert service.load()["running"] == 0
+
+
+def test_the_page_of_each_replica_in_the_dashboard_shows_lines_of_its_log(service: Served) -> None:
+    for name, lines in serve_api.replica_logs(service).items():
+        assert any(" INFO motley." in line for line in lines), f"on the page of {name}"
 
 
 def check_refusals(service: Served) -> None:

@@ -23,19 +23,8 @@ def completes(service: Served) -> bool:
 
 def logs(service: Served) -> dict[str, list[str]]:
     """Names that the dashboard lists of its node, by kind: it asks the node's agent for them."""
-    listed: Any = serve_api.call(service, f"v0/logs?node_id={node_of(service)}")["data"]["result"]
+    listed: Any = serve_api.call(service, f"v0/logs?node_id={serve_api.node_of(service)}")["data"]["result"]
     return dict(listed)
-
-
-def log(service: Served, name: str) -> str:
-    """The last lines of that file, as the dashboard shows it."""
-    path = f"v0/logs/file?node_id={node_of(service)}&filename={name}&lines=10"
-    return serve_api.read(service, path).decode()
-
-
-def node_of(service: Served) -> str:
-    [node] = serve_api.call(service, "v0/nodes?detail=1")["data"]["result"]["result"]
-    return str(node["node_id"])
 
 
 @pytest.mark.thorough
@@ -55,6 +44,8 @@ def check_both(one: Served, other: Served) -> None:
     assert completes(other)
     for service in (one, other):
         assert "raylet.out" in logs(service)["raylet"]
-        assert log(service, "raylet.out").strip()
+        assert serve_api.log(service, "raylet.out").strip()
+        for name, lines in serve_api.replica_logs(service).items():
+            assert any(" motley." in line for line in lines), f"Motley's own lines on the page of {name}"
     shared = ("http", "grpc", "admin", "dashboard", "folder")
     assert all(one.endpoints[name] != other.endpoints[name] for name in shared)

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import ray
 
-from ....replicas.host.stderr_logging import log_to_stderr
+from ....replicas.host.process_logging import log_to_stderr
 from ...ray_compat.serve_controller import find_controller
 from ...security.auth.api_keys import KeyRing, StoredKey
 from ...security.auth.key_file import KeyFile

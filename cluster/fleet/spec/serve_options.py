@@ -54,6 +54,8 @@ class ServeOptions:
     fleet              fleet file whose pools replace engine, replicas and simulation; None: flags say it all
     address            running Ray cluster to deploy the fleet on; None: a cluster of the service's own
     ready_file         JSON file that is written when ready, for a process that waits for that
+    log_format         form of Motley's log lines: text or json
+    keep_logs          folder in which the logs of each run are kept when it ends; None: those of failed runs alone
     """
 
     model: str | None = None
@@ -95,6 +97,8 @@ class ServeOptions:
     fleet: FleetFile | None = None
     address: str | None = None
     ready_file: Path | None = None
+    log_format: str = "text"
+    keep_logs: Path | None = None
 
     @property
     def most_replicas(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...process_tree import is_stopped
 from ...ray_compat.haproxy_control import ServeHAProxy, ServeHAProxyManager, use_haproxy_manager
-from ...ray_compat.serve_controller import serve_log_name
+from ...ray_compat.serve_logs import serve_log_name
 from .haproxy_launcher import process_start_ticks
 from .haproxy_workers import haproxy_workers
 

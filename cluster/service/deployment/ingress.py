@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from ray import serve
 
 from ....replicas.checkpoint.files.model_hub import resolve_model
-from ....replicas.host.stderr_logging import log_to_stderr
 from ....replicas.model.generation_config import read_generation_config
 from ....replicas.text.tokenizer.tokenizer import Tokenizer
 from ....replicas.types import NULL_KIND, ReplicaProfile
@@ -52,6 +51,7 @@ from ...transport.http_server import fastapi_app
 from ...transport.incoming_bodies import MAX_MESSAGE_BYTES
 from ...transport.slow_clients import SlowClientMonitor
 from .ingress_config import IngressConfig
+from .ray_log_page import log_to_ray_page
 from .routing_settings import fleet_routing_config
 from .served_profile import load_profile_at_zero, store_served_profile
 
@@ -81,7 +81,7 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         self.ingress_config = ingress_config or IngressConfig()
         self.guard = self.ingress_config.guard()
         self.readers = SlowClientMonitor(self.ingress_config.reader_timeout_s)
-        log_to_stderr()
+        log_to_ray_page()
         access_log.write_to(self.ingress_config.log_folder)
         self._handles, routing = pools, self.ingress_config.routing
         deployed = await asyncio.to_thread(_deployed)

@@ -11,6 +11,7 @@ from ray import serve
 from ....replicas.replica import Replica
 from ...metrics.replica_metrics import replica_publisher
 from ..warm_workers.warm_worker_keeper import keep_warm_workers
+from .ray_log_page import log_to_ray_page
 
 
 class PoolReplica(Replica):
@@ -21,6 +22,7 @@ class PoolReplica(Replica):
 
     # Serve awaits it, of which type checkers know nothing.
     async def __init__(self, make_worker: Callable[[], Any], spares: int = 0) -> None:  # type: ignore[misc]
+        log_to_ray_page()
         await super().__init__(make_worker)
         context = serve.get_replica_context()
         publisher = replica_publisher(

@@ -15,6 +15,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from ....replicas.checkpoint.files.model_hub import resolve_model
+from ....replicas.host.process_logging import logs_are_json
 from ....replicas.kv.store.store_access import PrefixStoreAccess
 from ....replicas.replica import engine_worker, simulated_worker
 from ...fleet.control.backend.weight_sources import pool_weight_updates
@@ -47,7 +48,9 @@ _SHARED = {
     "health_check_period_s": HEALTH_CHECK_PERIOD_S,
     "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
     # A line for each call in two processes costs more than a tenth of it, and access_log.py says more.
-    "logging_config": LoggingConfig(log_level="WARNING", enable_access_log=False),
+    "logging_config": LoggingConfig(
+        log_level="WARNING", enable_access_log=False, encoding="JSON" if logs_are_json() else "TEXT"
+    ),
 }
 
 

@@ -60,7 +60,7 @@ class Shard:
 
         far  how to get them on any other node; None: not possible
         """
-        from ....replicas.host.stderr_logging import log_to_stderr
+        from ....replicas.host.process_logging import log_to_stderr
         from ....replicas.parallel.follower.follower_process import run_follower
 
         log_to_stderr()

@@ -17,6 +17,7 @@ from ....replicas.checkpoint.files.model_hub import resolve_model
 from ....replicas.checkpoint.reading.load_progress import read_load_progress
 from ....replicas.engine.startup.memory_check import check_memory
 from ....replicas.errors import CheckpointError, InvalidRequest, MotleyError
+from ....replicas.host.process_logging import FORMAT_VARIABLE, FORMATS, TEXT
 from ....replicas.loading.servable_check import check_servable_in_child
 from ....replicas.replica import null_worker
 from ....replicas.updates.process_folder import remove_stale_folders
@@ -42,6 +43,7 @@ from ...security.edge.internal_client import InternalClient
 from ...security.edge.ports import bracket_host, check_port
 from ...service_errors import ConfigurationError
 from ..supervision.guardian import MARK, Guardian
+from ..supervision.kept_logs import check_log_folder
 from ..supervision.run_folder import ray_folder
 from ..supervision.watchdog import EXIT_SERVICE_LOST, ServiceLost, ServiceWatchdog
 from .access_options import check_access, choose_haproxy_config, choose_ingress_config, choose_internal_client
@@ -86,10 +88,11 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
             check_torch(fleet_from_options(options), options.fleet)
             _check_memory(options, fleet_from_options(options))
         become_subreaper()
-        with ray_folder() as folder:
+        with ray_folder(options.keep_logs) as folder:
             edge = _choose_edge(options)
             settings = _apply_settings(folder, edge)
             os.environ[MARK] = str(folder.parent)
+            os.environ[FORMAT_VARIABLE] = options.log_format
             _run(options, edge, folder, settings, ready_file, make_worker, bar)
     except ServiceLost as lost:
         _report(f"{lost}; start the service again")
@@ -113,6 +116,7 @@ def check(options: ServeOptions) -> None:
     check_access(options)
     if options.address is not None and options.fleet is None:
         raise ConfigurationError("--address: it is accepted with a fleet file only", param="address")
+    _check_logs(options)
     _check_simulated(options)
     spec = fleet_from_options(options)
     choose_prefix_sharing(spec)  # reads the secret
@@ -163,6 +167,18 @@ def _check_ports(options: ServeOptions) -> None:
         check_port(options.admin_host, options.admin_port, "--admin-port")
     if options.dashboard_port is not None:
         check_port("127.0.0.1", options.dashboard_port, "--dashboard-port")
+
+
+def _check_logs(options: ServeOptions) -> None:
+    if options.log_format not in FORMATS:
+        given = f"--log-format {options.log_format}: {' and '.join(FORMATS)} are accepted"
+        raise ConfigurationError(given, param="log_format")
+    if options.address is not None and (options.keep_logs is not None or options.log_format != TEXT):
+        flag = "--keep-logs" if options.keep_logs is not None else "--log-format"
+        message = f"{flag}: with --address the logs are the cluster's own; set {FORMAT_VARIABLE} on its nodes for JSON"
+        raise ConfigurationError(message, param=flag.removeprefix("--").replace("-", "_"))
+    if options.keep_logs is not None:
+        check_log_folder(options.keep_logs)
 
 
 def _check_simulated(options: ServeOptions) -> None:

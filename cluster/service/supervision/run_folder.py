@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from ....replicas.errors import MotleyError
 from ...ray_compat.visible_names import logs_folder, session_folder
 from ...service_errors import ConfigurationError
+from .kept_logs import keep_logs
 from .watchdog import ServiceLost
 
 # Unix socket paths end at 107 characters. Ray and HAProxy put up to 84 behind the folder's name.
@@ -28,9 +30,11 @@ _held: list[int] = []  # descriptors of locks, which are let go of with the proc
 
 
 @contextmanager
-def ray_folder() -> Iterator[Path]:
+def ray_folder(keep_in: Path | None = None) -> Iterator[Path]:
     """Yield a new folder of our own. Removed at the end; kept, and named in the error, if a start fails or a part is
     lost.
+
+    keep_in  folder to which the logs are copied at the end of a run that did not fail; None: none are
 
     Folders of services that were killed are removed first. Of those that were kept, the newest MAX_KEPT stay.
     """
@@ -52,8 +56,20 @@ def ray_folder() -> Iterator[Path]:
         _remove(private)
         raise
     except BaseException:
-        _remove(private)
+        _end(private, folder, lock, keep_in)
         raise
+    _end(private, folder, lock, keep_in)
+
+
+def _end(private: Path, folder: Path, lock: Path, keep_in: Path | None) -> None:
+    """Remove the folder of a run that ended well, once its logs are where somebody wants them."""
+    if keep_in is not None and logs_folder(folder).exists():
+        try:
+            print(f"logs: {keep_logs(logs_folder(folder), keep_in)}", flush=True)
+        except OSError as error:
+            why = error.strerror or error
+            print(f"motley serve: the logs stay in {_failed_logs(folder, lock)}: {keep_in}: {why}", file=sys.stderr)
+            return
     _remove(private)
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from ...host.stderr_logging import log_to_stderr
+from ...host.process_logging import log_to_stderr
 from ..transport.heartbeats import HeartbeatSender
 from ..transport.pipe import MessagePipe
 

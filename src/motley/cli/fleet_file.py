@@ -11,7 +11,18 @@ if TYPE_CHECKING:
     from ..cluster.fleet.spec.serve_options import ServeOptions
 
 # Options of the command itself, not of what is served.
-_OF_THE_COMMAND = {"model", "config", "greet", "ready_file", "address", "control", "admin_host", "admin_port"}
+_OF_THE_COMMAND = {
+    "model",
+    "config",
+    "greet",
+    "ready_file",
+    "log_format",
+    "keep_logs",
+    "address",
+    "control",
+    "admin_host",
+    "admin_port",
+}
 _NAMES = {"cors_origin": "cors_origins", "weights_root": "weights_roots"}
 
 

@@ -149,6 +149,12 @@ def serve(
         typer.Option(metavar="auto|HOST:PORT", help="Deploy a fleet file on this Ray cluster, and end."),
     ] = None,
     ready_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Written as JSON when ready.")] = None,
+    log_format: Annotated[
+        str, typer.Option(metavar="text|json", envvar="MOTLEY_LOG_FORMAT", help="Form of Motley's log lines.")
+    ] = "text",
+    keep_logs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where logs are kept after the end, a folder for each run.")
+    ] = None,
     device: options.Devices = "cpu",
     dtype: options.Dtype = "auto",
     numerics: options.Numerics = None,
@@ -261,6 +267,8 @@ def serve(
         greet=greet,
         address=address,
         ready_file=ready_file,
+        log_format=log_format,
+        keep_logs=keep_logs,
     )
     if is_fleet_file(model):
         serve_options = options_with_fleet_file(context, serve_options, Path(model))
