@@ -58,6 +58,8 @@ class ServiceMetrics:
         stats.counters.held = self._held()
         yield from series_of(stats.counters, self._labels)
         yield from series_of(CALL_ERRORS, self._labels)
+        if stats.slo is not None:
+            yield from series_of(stats.slo, self._labels)
         for pool, counters in stats.pools.items():
             yield from series_of(counters, {**self._labels, "pool": pool})
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ...replicas.types import ReplicaProfile
+from .fleet_counts import ReplicaCount
 from .metric_records import service_records
 from .metric_series import MetricSeries, series_of
 from .metrics_ledger import MetricsLedger
@@ -24,10 +25,10 @@ def replica_publisher(
     replica  name of the replica
     sources  returns the objects whose fields are the metrics
     """
-    labels = replica_labels(profile, pool)
+    labels, count = replica_labels(profile, pool), ReplicaCount()
 
     def series() -> Iterator[MetricSeries]:
-        for source in sources():
+        for source in (count, *sources()):
             yield from series_of(source, labels)
 
     ledger = MetricsLedger(service_records(), app, time.time)

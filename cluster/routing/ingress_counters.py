@@ -103,6 +103,10 @@ class IngressCounters:
         default=0,
         metadata=counter("requests_moved", "Answers that had begun and went on on another replica"),
     )
+    late: int = field(
+        default=0,
+        metadata=counter("requests_late", "Answers that missed a latency objective of the fleet file, if it has any"),
+    )
     routing: Histogram = field(
         default_factory=partial(Histogram, _TTFT_S),
         metadata=histogram(

@@ -120,7 +120,7 @@ class IngressStats:
         self.pools: dict[str, PoolCounters] = {}
         self.counters = IngressCounters()
         self._clock = clock
-        self._refused = self._late = self._prompt_tokens = self._output_tokens = 0
+        self._refused = self._prompt_tokens = self._output_tokens = 0
 
     def know(self, pools: Iterable[str]) -> None:
         """Count from 0 for these pools too, before they have answered anything."""
@@ -144,9 +144,14 @@ class IngressStats:
         finally:
             timer.ended()
             self._output_tokens += timer.output_tokens
-            self._late += self.slo is not None and timer.missed(self.slo)
+            self.counters.late += self.slo is not None and timer.missed(self.slo)
 
     def demand(self, num_held: int) -> DemandCounters:
         return DemandCounters(
-            self.counters.requests, self._refused, self._late, self._prompt_tokens, self._output_tokens, num_held
+            self.counters.requests,
+            self._refused,
+            self.counters.late,
+            self._prompt_tokens,
+            self._output_tokens,
+            num_held,
         )

@@ -16,6 +16,7 @@ from ...security.auth.api_keys import KeyRing, StoredKey
 from ...security.auth.key_file import KeyFile
 from ...transport import access_log
 from .backend.serve_backend import AppBuilder, ServeBackend
+from .fleet_metrics import fleet_publisher
 from .reconciler.fleet_reconciler import FleetReconciler
 from .rpcs.control_server import AdminEndpoint, start_on_free_port
 from .state.control_state import ControlState
@@ -72,6 +73,8 @@ class ControlActor:
         self._server, self._port = await start_on_free_port(self._plane, both, endpoint)
         store.store_port(self._port)
         self._loop = asyncio.create_task(self._plane.run())
+        publisher = fleet_publisher(options.app, self._plane, ray.get_runtime_context().get_worker_id())
+        self._metrics_task = asyncio.create_task(publisher.run())
         self._end = asyncio.create_task(_end_with_serve()) if options.joined else None
         log.info("the control plane has started: generation %d, port %d", state.generation, self._port)
 

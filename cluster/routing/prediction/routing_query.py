@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....replicas.host.metric_fields import gauge
 from ....replicas.types import PROFILED_BATCH_SIZES
 
 __all__ = ["PIECES", "FloatArray", "LatencyPrediction", "ReplicaSpeed", "RoutingQuery", "Slo", "step_time_pieces"]
@@ -24,8 +25,16 @@ PIECES = len(
 class Slo:
     """Latency objectives in seconds: time to first token, and time per token after it."""
 
-    ttft_s: float
-    tpot_s: float
+    ttft_s: float = field(
+        metadata=gauge(
+            "objective_time_to_first_token_seconds", "The fleet file's objective for the first token", is_mean=True
+        )
+    )
+    tpot_s: float = field(
+        metadata=gauge(
+            "objective_time_per_output_token_seconds", "The fleet file's objective for each later token", is_mean=True
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
