@@ -27,7 +27,7 @@ DOCS = $(call ENTRY,print(*project['optional-dependencies']['docs']))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve loadtest install test thorough checks lint types imports unit durations unit-system unit-replicas unit-cluster unit-rest unit-kernels kernels matrix table gencode graph reference schema written docs protos clean
+.PHONY: help serve loadtest install test thorough checks lint types imports unit durations unit-system unit-replicas unit-cluster unit-rest unit-kernels kernels matrix table gencode graph reference schema dashboards written docs protos clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -53,7 +53,7 @@ lint: $(VENV)/.dev  ## ruff: errors and format
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev  ## mypy --strict
-	$(BIN)/mypy --strict -p motley -p motley_bench -p api_reference -p demo_model
+	$(BIN)/mypy --strict -p motley -p motley_bench -p api_reference -p demo_model -p grafana_dashboards
 
 imports: $(VENV)/.dev  ## which package may import which
 	$(BIN)/lint-imports
@@ -129,10 +129,13 @@ graph: $(VENV)/.dev  ## draw docs/modules.svg, the picture of all modules, anew
 reference: $(VENV)/.dev  ## write docs/api.md and the pages of docs/reference that follow from the code anew
 	$(BIN)/python tools/reference_pages.py
 
+dashboards: $(VENV)/.dev  ## write the dashboards of deploy/grafana anew
+	PYTHONPATH=tools $(BIN)/python -m grafana_dashboards
+
 schema: $(VENV)/.dev  ## write deploy/fleet.schema.json anew
 	$(BIN)/python -m motley.cluster.fleet.spec.fleet_schema
 
-written: graph reference schema  ## all that is written anew from the sources: before each commit
+written: graph reference schema dashboards  ## all that is written anew from the sources: before each commit
 
 # The builder fails for dead links and pages that are not there; the last line for what would be loaded from elsewhere.
 docs: $(VENV)/.docs  ## build the site of docs/ into build/site

@@ -1,0 +1,1 @@
+"""Writes the dashboards of deploy/grafana/ from tables of panels: `make dashboards`."""
