@@ -141,7 +141,7 @@ class ControlPlaneServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetMetrics(self, request, context):
-        """Counts and rates of each pool, and of what is asked of the fleet.
+        """Counts and rates of each pool, and of what is asked of the fleet. A key with the scope metrics opens this one too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -301,7 +301,7 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
     """
 
     GetMetrics: _ControlPlaneGetMetricsType
-    """Counts and rates of each pool, and of what is asked of the fleet."""
+    """Counts and rates of each pool, and of what is asked of the fleet. A key with the scope metrics opens this one too."""
 
     GetPrefixes: _ControlPlaneGetPrefixesType
     """What replicas find of prompts' prefixes, in their own KV and where they share them."""
@@ -418,7 +418,7 @@ class ControlPlaneServicer(metaclass=abc.ABCMeta):
         request: motley.cluster.protos.control_pb2.GetMetricsRequest,
         context: _ServicerContext,
     ) -> typing.Union[motley.cluster.protos.control_pb2.Metrics, collections.abc.Awaitable[motley.cluster.protos.control_pb2.Metrics]]:
-        """Counts and rates of each pool, and of what is asked of the fleet."""
+        """Counts and rates of each pool, and of what is asked of the fleet. A key with the scope metrics opens this one too."""
 
     @abc.abstractmethod
     def GetPrefixes(

@@ -3,7 +3,8 @@
 isort:skip_file
 KEDA's interface of an external scaler, as KEDA publishes it. Which metadata are read:
 pool: its name. metric: replicas (wanted), queue (sequences that wait) or tokens (of prompts that wait).
-target: of that, for each pod. key: an API key with the scope admin, since KEDA sends no headers.
+target: of that, for each pod. keyFromEnv: variable of the pods' container with an API key of the scope metrics or
+admin, since KEDA sends no headers; KEDA sends its value under this name. key: the same key, written out.
 """
 
 import builtins

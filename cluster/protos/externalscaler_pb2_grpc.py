@@ -86,7 +86,7 @@ class ExternalScalerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetMetrics(self, request, context):
-        """How much of it there is.
+        """How much of it there is; while a replica of the pool loads, enough for all pods that have one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,8 @@
 isort:skip_file
 KEDA's interface of an external scaler, as KEDA publishes it. Which metadata are read:
 pool: its name. metric: replicas (wanted), queue (sequences that wait) or tokens (of prompts that wait).
-target: of that, for each pod. key: an API key with the scope admin, since KEDA sends no headers.
+target: of that, for each pod. keyFromEnv: variable of the pods' container with an API key of the scope metrics or
+admin, since KEDA sends no headers; KEDA sends its value under this name. key: the same key, written out.
 """
 
 import abc
@@ -167,7 +168,7 @@ class ExternalScalerStub(typing.Generic[_ExternalScalerIsActiveType, _ExternalSc
     """The metric's name, and how much of it is meant for each pod."""
 
     GetMetrics: _ExternalScalerGetMetricsType
-    """How much of it there is."""
+    """How much of it there is; while a replica of the pool loads, enough for all pods that have one."""
 
     StreamMetricSpec: _ExternalScalerStreamMetricSpecType
     """As GetMetricSpec tells it, once: while the trigger's metadata stay, so does it. The stream ends with its reader."""
@@ -226,7 +227,7 @@ class ExternalScalerServicer(metaclass=abc.ABCMeta):
         request: motley.cluster.protos.externalscaler_pb2.GetMetricsRequest,
         context: _ServicerContext,
     ) -> typing.Union[motley.cluster.protos.externalscaler_pb2.GetMetricsResponse, collections.abc.Awaitable[motley.cluster.protos.externalscaler_pb2.GetMetricsResponse]]:
-        """How much of it there is."""
+        """How much of it there is; while a replica of the pool loads, enough for all pods that have one."""
 
     @abc.abstractmethod
     def StreamMetricSpec(

@@ -23,7 +23,8 @@ call needs an API key where the service has any: `Authorization: Bearer …` or 
 and as metadata over gRPC. Fields that are not supported are refused by name; fields of HTTP that nobody knows go by
 `--unknown-fields`. Where the column `default` is
 empty, what is not given is not there. Every GET answers HEAD too, without the body. `motley.v1.ControlPlane` and KEDA's
-`externalscaler.ExternalScaler` answer on the admin port, to admins' keys alone.
+`externalscaler.ExternalScaler` answer on the admin port, to admins' keys; to keys for metrics only KEDA's and
+`GetMetrics`.
 """
 
 

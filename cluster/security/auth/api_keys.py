@@ -20,7 +20,7 @@ MAX_KEYS = 10_000  # each call is compared with all keys, 0.1 ms for a thousand
 MAX_KEY_CHARS = 512  # longer values of clients are not accepted as keys
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# "admin": the control plane, and the metrics; "metrics": reading the metrics, over HTTP.
+# "admin": the control plane, and the metrics; "metrics": reading metrics, over HTTP or of the fleet, also as KEDA.
 Scope = Literal["", "admin", "metrics"]
 LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()  # latest time that can be written
 ID_CHARS = 12  # characters of a hash that identify a key without revealing it

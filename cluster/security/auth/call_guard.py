@@ -68,17 +68,21 @@ class CallGuard:
         if not given and self._open_metrics:
             check_local(peer, headers, host)
             return ""
-        key = given.pop() if len(given) == 1 else ""
-        if (reader := self._keys.reader_of(key)) is not None:
-            return reader
-        if self._keys.tenant_of(key) is not None:
-            raise Forbidden(
-                "this is a tenant's key; metrics are of all tenants: motley keys new NAME --metrics", code="not_reader"
-            )
-        raise Unauthenticated(
-            "a key for metrics, or an admin's, is required: Authorization: Bearer KEY, or x-api-key: KEY",
-            code="invalid_api_key",
+        return find_reader(self._keys, given.pop() if len(given) == 1 else "")
+
+
+def find_reader(keys: CallerKeys, key: str) -> str:
+    """Return who may read metrics by this key. Raises Unauthenticated, or Forbidden for a tenant's key."""
+    if (reader := keys.reader_of(key)) is not None:
+        return reader
+    if keys.tenant_of(key) is not None:
+        raise Forbidden(
+            "this is a tenant's key; metrics are of all tenants: motley keys new NAME --metrics", code="not_reader"
         )
+    raise Unauthenticated(
+        "a key for metrics, or an admin's, is required: Authorization: Bearer KEY, or x-api-key: KEY",
+        code="invalid_api_key",
+    )
 
 
 def credentials(headers: Headers) -> set[str]:

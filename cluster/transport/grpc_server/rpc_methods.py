@@ -47,6 +47,14 @@ def tells_health(method: Method) -> Method:
     return method
 
 
+def tells_metrics(method: Method) -> Method:
+    """Mark a method of the control plane that tells metrics and no more, so that a key for metrics opens it too.
+    Apply it below `unary` or `stream`.
+    """
+    method.tells_metrics = True  # type: ignore[attr-defined]
+    return method
+
+
 def unary(reply: type[Reply]) -> Callable[[Unary[Reply]], Unary[Reply]]:
     """Wrap a method `async def Method(self, request, caller) -> reply`."""
 
@@ -125,8 +133,11 @@ def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterato
     status = "UNKNOWN"
     try:
         check_head("", given_metadata)
-        health = getattr(method, "tells_health", False)
-        record.tenant = ingress.guard.tenant(_host(context.peer()), metadata, health=health)
+        if getattr(method, "tells_metrics", False):
+            record.tenant = ingress.guard.reader(metadata)
+        else:
+            health = getattr(method, "tells_health", False)
+            record.tenant = ingress.guard.tenant(_host(context.peer()), metadata, health=health)
         yield Caller(
             tenant=record.tenant,
             timeout_s=_timeout_s(context, metadata),

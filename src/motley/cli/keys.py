@@ -35,7 +35,9 @@ def new(
         float | None, typer.Option(help="Days of validity; default: until revoked.", min=0.01, max=36_500)
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="For `motley fleet` and metrics, and nothing else.")] = False,
-    metrics: Annotated[bool, typer.Option("--metrics", help="For reading metrics, and nothing else.")] = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="For reading metrics, also as KEDA, and nothing else.")
+    ] = False,
 ) -> None:
     """Make a key, store its SHA-256 in the file, and print the key, which cannot be shown again.
 
@@ -45,6 +47,7 @@ def new(
       motley keys new ci --file keys.yaml --days 90
       motley keys new operator --file keys.yaml --admin
       motley keys new prometheus --file keys.yaml --metrics
+      motley keys new keda --file keys.yaml --metrics
     """
     from ..cluster.security.auth import api_keys
     from ..cluster.security.auth.key_file import edit_keys

@@ -13,7 +13,7 @@ from ....api.common.fields.unknown_message_fields import refuse_unknown_fields
 from ....one_shot_event import wait_for_first
 from ....protos import control_pb2 as pb
 from ....transport.caller import Caller
-from ....transport.grpc_server.rpc_methods import stream, unary
+from ....transport.grpc_server.rpc_methods import stream, tells_metrics, unary
 from ....transport.slow_clients import SlowClientMonitor
 from ..reconciler.fleet_reconciler import FleetReconciler
 from ..state import decisions
@@ -108,6 +108,7 @@ class ControlRpcs:
         return control_messages.weights_message(self._plane, pool, results)
 
     @unary(pb.Metrics)
+    @tells_metrics
     async def GetMetrics(self, request: pb.GetMetricsRequest, caller: Caller) -> pb.Metrics:
         refuse_unknown_fields(request)
         if request.pool:

@@ -15,14 +15,17 @@ from ....one_shot_event import wait_for_first
 from ....protos import control_pb2, externalscaler_pb2
 from ....protos import externalscaler_pb2 as pb
 from ....transport.caller import Caller
-from ....transport.grpc_server.rpc_methods import stream, unary
+from ....transport.grpc_server.rpc_methods import stream, tells_metrics, unary
 from ....transport.slow_clients import SlowClientMonitor
+from ..backend.fleet_backend import PoolSnapshot
 from ..reconciler.fleet_reconciler import FleetReconciler
 from ..state import decisions
 from . import control_messages
 from .admin_guard import AdminGuard
 
-KEY = "key"  # metadata entry with an admin's key
+# Metadata entries with the caller's key. KEDA looks up the variable that `keyFromEnv` names in the environment of the
+# pods' container, and sends its value under the entry's whole name.
+KEYS = ("keyFromEnv", "key")
 MIN_TARGET, MAX_TARGET = 0.001, 1e9  # Kubernetes' own resolution, and more than any queue holds
 _NUMBER = re.compile(r"\d{1,19}(\.\d{0,19})?([eE][+-]?\d{1,3})?", re.ASCII)  # without what only Python accepts
 MAX_STREAMS = 512  # maximum open streams, of which each ScaledObject has two
@@ -84,28 +87,33 @@ class KedaRpcs:
         self._streams = 0
 
     @unary(pb.IsActiveResponse)
+    @tells_metrics
     async def IsActive(self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller) -> pb.IsActiveResponse:
         return self._active(self._trigger(request, caller))
 
     @stream
+    @tells_metrics
     def StreamIsActive(
         self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
     ) -> AsyncGenerator[pb.IsActiveResponse, None]:
         return self._stream(request, caller)
 
     @unary(pb.GetMetricSpecResponse)
+    @tells_metrics
     async def GetMetricSpec(
         self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
     ) -> pb.GetMetricSpecResponse:
         return _metric_spec(self._trigger(request, caller))
 
     @stream
+    @tells_metrics
     def StreamMetricSpec(
         self, request: externalscaler_pb2.ScaledObjectRef, caller: Caller
     ) -> AsyncGenerator[pb.GetMetricSpecResponse, None]:
         return self._specs(request, caller)
 
     @unary(pb.GetMetricsResponse)
+    @tells_metrics
     async def GetMetrics(self, request: externalscaler_pb2.GetMetricsRequest, caller: Caller) -> pb.GetMetricsResponse:
         trigger = self._trigger(request.scaledObjectRef, caller)
         if request.metricName not in (trigger.name, ""):
@@ -116,7 +124,7 @@ class KedaRpcs:
 
     def _trigger(self, ref: externalscaler_pb2.ScaledObjectRef, caller: Caller) -> ScalerTrigger:
         if not caller.tenant:
-            self.guard.admin(ref.scalerMetadata.get(KEY, ""))
+            self.guard.reader_with({ref.scalerMetadata[name].strip() for name in KEYS if name in ref.scalerMetadata})
         trigger = parse_trigger(ref.scalerMetadata)
         decisions.find_pool_plan(self._plane.state, trigger.pool)
         return trigger
@@ -127,7 +135,18 @@ class KedaRpcs:
         if not self._is_available(trigger):
             raise Unavailable("no ingress reports how many requests wait and run; try again shortly", code="no_ingress")
         [one] = control_messages.metrics_message(self._plane, trigger.pool).pools
-        return float(METRICS[trigger.metric](one, self._num_held()))
+        value = float(METRICS[trigger.metric](one, self._num_held()))
+        return max(value, trigger.target * self._num_nodes_to_keep(trigger.pool))
+
+    def _num_nodes_to_keep(self, pool: str) -> int:
+        """Return on how many nodes a pool has replicas while one of them loads its model; 0 while none does.
+
+        Kubernetes removes the newest pods first: if it removed any, it would be the one whose replica loads.
+        """
+        snapshot = self._plane.snapshots.get(pool, PoolSnapshot(0))
+        placed = [one for one in snapshot.replicas if one.node and one.state != "stopping"]
+        loads = any(one.state == "starting" for one in placed)
+        return len({one.node for one in placed}) if loads else 0
 
     def _is_available(self, trigger: ScalerTrigger) -> bool:
         """Return whether the metric's value is known.
