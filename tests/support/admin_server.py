@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from certificates import Certificates
 from fake_fleet import Bench
 
 from motley.cluster.fleet.control.rpcs.control_server import AdminEndpoint, start_server
@@ -16,9 +17,16 @@ from motley.cluster.protos import control_pb2_grpc
 from motley.cluster.protos import externalscaler_pb2_grpc as keda_grpc
 from motley.cluster.security.auth.api_keys import KeyRing, StoredKey, hash_key, new_key
 from motley.cluster.security.edge.ports import free_port_block
+from motley.cluster.security.edge.tls import choose_tls
 
-ADMIN, TENANT = new_key(), new_key()
-KEYS = KeyRing([StoredKey("ops", hash_key(ADMIN), scope="admin"), StoredKey("alice", hash_key(TENANT))])
+ADMIN, TENANT, READER = new_key(), new_key(), new_key()
+KEYS = KeyRing(
+    [
+        StoredKey("ops", hash_key(ADMIN), scope="admin"),
+        StoredKey("alice", hash_key(TENANT)),
+        StoredKey("keda", hash_key(READER), scope="metrics"),
+    ]
+)
 AS_ADMIN = (("authorization", f"Bearer {ADMIN}"),)
 
 
@@ -37,13 +45,19 @@ class Plane:
 
 
 @asynccontextmanager
-async def admin_server(replicas: int = 1) -> AsyncIterator[Plane]:
+async def admin_server(replicas: int = 1, *, certificates: Certificates | None = None) -> AsyncIterator[Plane]:
     bench = Bench(replicas)
     await bench.steps()
     port = free_port_block(1)
-    server = await start_server(bench.plane, KEYS, AdminEndpoint("127.0.0.1", port))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Plane(bench, channel, f"127.0.0.1:{port}")
+    target = f"127.0.0.1:{port}"
+    tls = None if certificates is None else choose_tls(certificates.cert, certificates.key, None)
+    server = await start_server(bench.plane, KEYS, AdminEndpoint("127.0.0.1", port, tls))
+    if certificates is None:
+        opened = grpc.aio.insecure_channel(target)
+    else:
+        opened = grpc.aio.secure_channel(target, certificates.channel_credentials(own=False))
+    async with opened as channel:
+        yield Plane(bench, channel, target)
     await server.stop(None)
 
 

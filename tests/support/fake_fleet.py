@@ -30,7 +30,8 @@ PROFILE = ReplicaProfile("", MODEL, "cpu", "P40, simulated", "6.1", "exact", "f"
 class FakeFleet:
     """A fleet like that of Serve. `turn` lets Serve do what it would do meanwhile.
 
-    room      replicas that find a place
+    room      replicas that find a place, each on a node of its own
+    loading   whether replicas that have found a place go on loading
     calls     what was asked of it, in order
     work      sequences that a replica has
     weights   versions that replicas have; contents: of what
@@ -43,6 +44,7 @@ class FakeFleet:
 
     def __init__(self, pools: Mapping[str, int], *, room: int = 100) -> None:
         self.room = room
+        self.loading = False
         self.calls: list[tuple[object, ...]] = []
         self.work: dict[str, int] = {}
         self.telling = True
@@ -74,7 +76,7 @@ class FakeFleet:
         for name, pool in self.pools.items():
             there = [one for one in pool.replicas if one.state != "stopping"]
             fits = sum(len(other.replicas) for key, other in self.pools.items() if key != name)
-            there = [replace(one, state="running") if fits + at < self.room else one for at, one in enumerate(there)]
+            there = [self._placed(one) if fits + at < self.room else one for at, one in enumerate(there)]
             outdated = [one for one in there if self._versions[one.replica_id] != pool.version]
             state = "healthy"
             if pool.version in self.bad_versions:
@@ -91,6 +93,9 @@ class FakeFleet:
                 state = "failed" if state == "failed" else "changing"
             message = "it is bad" if state == "failed" else ""
             self.pools[name] = replace(pool, replicas=tuple(there), state=state, message=message, failing=message)  # type: ignore[arg-type]
+
+    def _placed(self, one: ReplicaSnapshot) -> ReplicaSnapshot:
+        return replace(one, state=one.state if self.loading else "running", node=f"node of {one.replica_id}")
 
     def _start(self, version: str) -> ReplicaSnapshot:
         self._born += 1

@@ -251,7 +251,7 @@ def health(fleet: Served) -> dict[str, Any]:
 def test_keda(plane: Plane, contact: ControlContact) -> None:
     keda = keda_grpc.ExternalScalerStub(plane.channel)
     ref = keda_pb.ScaledObjectRef(
-        name="workers", namespace="default", scalerMetadata={"pool": "a10", "target": "2", "key": contact.key}
+        name="workers", namespace="default", scalerMetadata={"pool": "a10", "target": "2", "keyFromEnv": contact.key}
     )
     assert keda.IsActive(ref, timeout=20).result is True
     [spec] = keda.GetMetricSpec(ref, timeout=20).metricSpecs

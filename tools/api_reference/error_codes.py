@@ -44,7 +44,7 @@ MEANINGS: Mapping[str, str] = {
     "no_replica": "no replica can take the request now",
     "no_room": "there is no room for new weights: on the disk for a copy of the file, or on the device",
     "not_admin": "the control plane wants an admin's key, and this is a tenant's or one for metrics",
-    "not_reader": "metrics want a key for them or an admin's, and this is a tenant's",
+    "not_reader": "metrics, KEDA's too, want a key for them or an admin's, and this is a tenant's",
     "not_found": "there is no such path",
     "not_implemented": "the protocol has this call; this service does not",
     "not_kept": "the control plane could not keep a decision, and has not made it",

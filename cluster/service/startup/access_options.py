@@ -24,15 +24,22 @@ from ..deployment.ingress_config import IngressConfig
 def check_access(options: ServeOptions) -> None:
     """Raise ConfigurationError naming the flag and the remedy if the options contradict one another or are insecure."""
     tls = _tls(options)
-    if tls is not None and options.tls_terminated_upstream:
+    service_tls = tls is not None and options.address is None  # on a cluster the certificate is the control plane's
+    if service_tls and options.tls_terminated_upstream:
         raise _bad("tls_terminated_upstream", "--tls-terminated-upstream and --tls-cert exclude each other")
+    if tls is not None and not service_tls and is_loopback(options.admin_host):
+        raise _bad(
+            "tls_cert",
+            "--tls-cert: with --address it is for the control plane off loopback alone; give --admin-host too, or for "
+            "HTTP and gRPC --tls-terminated-upstream",
+        )
     if options.open_metrics and options.tls_terminated_upstream:
         message = "--open-metrics needs to know who calls, which a proxy before the service hides; give scrapers a key"
         raise _bad("open_metrics", message + " (motley keys new NAME --metrics)")
     check_bind(
         options.host,
         keys=options.api_keys is not None,
-        tls=tls is not None,
+        tls=service_tls,
         tls_upstream=options.tls_terminated_upstream,
     )
     if options.api_keys is not None and all(key.scope for key in read_keys(options.api_keys)):

@@ -31,7 +31,7 @@ from ...security.edge.haproxy_config import LOOPBACK
 from ...security.edge.internal_client import InternalClient
 from ...service_errors import ConfigurationError
 from ..deployment.routing_settings import fleet_routing_config
-from .access_options import choose_haproxy_config, choose_ingress_config, choose_internal_client
+from .access_options import choose_ingress_config, choose_internal_client
 from .join_cluster import check_nodes, join_cluster
 from .ray_settings import node_settings
 from .served_model_name import with_served_model_name
@@ -50,7 +50,6 @@ def apply_locally(options: ServeOptions, running: RunningService) -> None:
 
 def apply_to_cluster(options: ServeOptions, address: str) -> None:
     """Deploy the fleet, or what has changed of it, on a running cluster. Raises ConfigurationError."""
-    choose_haproxy_config(options, haproxy=False)  # refuses what takes HAProxy
     environment = {setting.name: setting.value for setting in node_settings()}
     with join_cluster(address, environment):
         check_nodes()

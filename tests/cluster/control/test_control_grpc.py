@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from admin_server import ADMIN, AS_ADMIN, KEYS, TENANT, Plane, refused
+from admin_server import ADMIN, AS_ADMIN, KEYS, READER, TENANT, Plane, refused
 from fake_fleet import Bench
 from google.protobuf.descriptor import ServiceDescriptor
 from google.rpc.error_details_pb2 import RetryInfo
@@ -31,22 +31,31 @@ from motley.replicas.kv.store.prefix_store import BreakerState, StoreStats
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
 async def test_nobody_gets_in_without_an_admins_key(plane: Plane, service: ServiceDescriptor) -> None:
-    """Every RPC of every service, and the same words whatever was wrong."""
+    """Every RPC of every service, and the same words whatever was wrong. A key for metrics reads those alone."""
     wrong = [(), (("x-api-key", "mk-wrong"),), (("authorization", ADMIN),), (*AS_ADMIN, ("x-api-key", TENANT))]
     for rpc in service.methods:
+        metrics = service.name == "ExternalScaler" or rpc.full_name == "motley.v1.ControlPlane.GetMetrics"
+        wanted = "a key for metrics, or an admin's, is" if metrics else "a valid API key of an admin is"
         for metadata in wrong:
             call = plane.channel.unary_stream(f"/{service.full_name}/{rpc.name}")(b"", metadata=metadata, timeout=20)
             code, words = await refused(_first(call))
-            assert (code, "a valid API key of an admin is required" in words) == (
-                grpc.StatusCode.UNAUTHENTICATED,
-                True,
-            ), rpc.name
+            assert (code, f"{wanted} required" in words) == (grpc.StatusCode.UNAUTHENTICATED, True), rpc.name
         call = plane.channel.unary_stream(f"/{service.full_name}/{rpc.name}")(
             b"", metadata=(("x-api-key", TENANT),), timeout=20
         )
         code, words = await refused(_first(call))
         assert code == grpc.StatusCode.PERMISSION_DENIED, rpc.name
-        assert "admin" in words
+        assert ("--metrics" if metrics else "--admin") in words
+        call = plane.channel.unary_stream(f"/{service.full_name}/{rpc.name}")(
+            b"", metadata=(("x-api-key", READER),), timeout=20
+        )
+        if rpc.full_name == "motley.v1.ControlPlane.GetMetrics":
+            assert await _first(call)
+        else:
+            code, words = await refused(_first(call))
+            admitted = grpc.StatusCode.NOT_FOUND, "pool: there is no ''"
+            refusal = grpc.StatusCode.PERMISSION_DENIED, "this is a key for metrics; an admin's is needed here"
+            assert (code, words[: len((admitted if metrics else refusal)[1])]) == (admitted if metrics else refusal)
 
 
 async def test_calls_without_a_message_and_heads_that_are_too_large(plane: Plane) -> None:

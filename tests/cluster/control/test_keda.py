@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from admin_server import ADMIN, TENANT, Plane, refused
+from admin_server import ADMIN, READER, TENANT, Plane, refused
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from motley.cluster.fleet.control.rpcs import keda_rpcs
@@ -56,8 +56,9 @@ async def test_keda_is_told_once_what_is_meant_for_each_pod(plane: Plane) -> Non
 @pytest.mark.parametrize(
     ("metadata", "code", "words"),
     [
-        ({"pool": "cpu", "key": "mk-wrong"}, "UNAUTHENTICATED", "a valid API key of an admin is required"),
-        ({"pool": "cpu", "key": TENANT}, "PERMISSION_DENIED", "admin"),
+        ({"pool": "cpu", "key": "mk-wrong"}, "UNAUTHENTICATED", "a key for metrics, or an admin's, is required"),
+        ({"pool": "cpu", "keyFromEnv": READER}, "UNAUTHENTICATED", "is required"),  # and not the other key
+        ({"pool": "cpu", "key": TENANT}, "PERMISSION_DENIED", "a tenant's key"),
         ({}, "NOT_FOUND", "there are: cpu"),
         ({"pool": "cpu", "metric": "temperature"}, "INVALID_ARGUMENT", "replicas, queue, tokens"),
         ({"pool": "cpu", "target": "0"}, "INVALID_ARGUMENT", "target"),

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve._private.deployment_state import DeploymentState
+from ray.serve._private.deployment_state import DeploymentReplica, DeploymentState
 
 from motley.cluster.fleet.control.backend.pending_reason import NodeResources
 from motley.cluster.fleet.control.backend.serve_backend import STARTING, ServeBackend
@@ -110,6 +110,11 @@ def test_these_are_still_serves_words() -> None:
         (DeploymentState.check_curr_status, f'"The deployment {FAILED_START} "'),  # and how many times
     ):
         assert words in inspect.getsource(method)
+
+
+def test_a_replica_has_its_node_while_it_loads() -> None:
+    """KEDA is told by it that a pod is in use."""
+    assert "node_ip=self._actor.node_ip" in inspect.getsource(DeploymentReplica.check_started)
 
 
 def gguf(folder: Path) -> None:
