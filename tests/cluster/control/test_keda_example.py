@@ -19,6 +19,7 @@ from certificates import Certificates
 
 from motley.cluster.fleet.control.state.control_state import PolicyPlan
 from motley.cluster.fleet.control.state.decisions import DRAIN_S
+from motley.cluster.fleet.spec.fleet_file_loader import load_fleet
 from motley.cluster.protos import externalscaler_pb2 as keda_pb
 from motley.cluster.routing.fleet_status import DemandCounters
 
@@ -193,6 +194,12 @@ async def test_to_zero_and_back_for_a_request_that_is_held(idle: Plane) -> None:
     assert (await asyncio.wait_for(stream.read(), 20)).result is False
     assert await pods_wanted(idle, ref) == 0
     stream.cancel()
+
+
+def test_the_fleet_of_the_example_has_its_bounds() -> None:
+    [pool] = load_fleet(EXAMPLE.with_name("fleet.yaml")).spec.pools
+    assert pool.name == TRIGGER["metadata"]["pool"]
+    assert (pool.replicas.min, pool.replicas.max) == (SCALED["minReplicaCount"], SCALED["maxReplicaCount"])
 
 
 def test_the_example_waits_for_replicas_that_leave() -> None:
