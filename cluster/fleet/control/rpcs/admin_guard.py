@@ -28,7 +28,7 @@ class AdminGuard:
         self._later = later
 
     def tenant(self, peer: str, headers: Headers, *, host: str | None = None, health: bool = False) -> str:
-        """Return the name of the calling admin. Raises Unauthenticated, or Forbidden for a tenant's key."""
+        """Return the name of the calling admin. Raises Unauthenticated, or Forbidden for a key of another scope."""
         given = credentials(headers)
         key = given.pop() if len(given) == 1 else ""
         found = self._keys.admin_of(key)
