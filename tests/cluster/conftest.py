@@ -13,7 +13,7 @@ import pytest
 from echo_worker import EchoWorker
 from grpc_servers import serving
 from local_ingress import make_ingress
-from redis_stores import storing
+from redis_stores import SERVERS, storing
 from serve_process import wait_for
 from service_checkpoint import write_tokenizer
 
@@ -61,8 +61,9 @@ async def stub(grpc_target: str) -> AsyncIterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+def redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """The first choice of a service; a parameter names another of SERVERS."""
+    server = RedisProcess(tmp_path_factory.mktemp("redis"), binary=SERVERS.get(getattr(request, "param", "")))
     server.start()
     yield server
     server.kill()

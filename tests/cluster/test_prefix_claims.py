@@ -16,14 +16,11 @@ from serve_process import wait_for
 
 from motley.cluster.prefix_store import store_reads
 from motley.cluster.prefix_store.circuit_breaker import FAILURES
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.prefix_store.value_stamps import RedisKeyNames
 from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
 from motley_bench.prefix.redis_process import RedisProcess
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 ACL = Path(__file__).parents[2] / "deploy/redis/users.acl"
 

@@ -12,12 +12,9 @@ from redis_stores import SECRET
 from redis_values import RawValues
 from tiny_checkpoints import build_checkpoint
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.value_stamps import STAMP_BYTES, RedisKeyNames, ValueStamp
 from motley.replicas.kv.store.sealed_record import HEADER_BYTES
 from motley_bench.prefix.redis_process import RedisProcess
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 NAMES = RedisKeyNames(SECRET)
 PROMPT = prompt(7, 2 * VALUE + 40)

@@ -10,12 +10,9 @@ from redis_engines import VALUE, SharingEngine, patient, prompt
 from redis_stores import SIZE, known, read, storing, value, write
 from serve_process import wait_for
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.replicas.kv.store.prefix_store import ValueQuery
 from motley_bench.prefix.redis_process import RedisProcess
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 KEYS = [b"a", b"b", b"c", b"d", b"e"]
 WRITERS = ["alice", "alice", "bob", "carol", "alice"]

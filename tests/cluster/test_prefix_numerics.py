@@ -11,7 +11,6 @@ import pytest
 import torch
 from serve_process import wait_for
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.kernels.cpu.cpu_ops import CpuOps
@@ -37,8 +36,6 @@ from motley.replicas.kv.store.store_worker import StoreOpExecutor
 from motley.replicas.types import SamplingParams
 from motley_bench.prefix.foreign_kv import ForeignKvDeviation, NumericsPlan, measure_deviations, measure_numerics
 from motley_bench.prefix.redis_process import RedisProcess
-
-redis_only = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 SECRET, KEY = b"s" * 32, b"k" * 32
 LAYERS, HEADS, DIM, BLOCKS = 3, 2, 64, 2
@@ -110,7 +107,6 @@ def fill(card: Card) -> torch.Tensor:
     return card.numbers
 
 
-@redis_only
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("one", "other"), [("bfloat16", "float16"), ("float16", "bfloat16")])
 def test_what_one_dtype_writes_the_other_reads(store: RedisStore, one: str, other: str, wire: str) -> None:
@@ -127,7 +123,6 @@ def test_what_one_dtype_writes_the_other_reads(store: RedisStore, one: str, othe
     assert not torch.equal(came, wrote), "bounds that say something"
 
 
-@redis_only
 def test_float16_holds_bfloat16_to_the_bit_where_it_has_the_range(store: RedisStore) -> None:
     """Eight bits of mantissa of eleven: a fleet of new cards and one old one loses nothing among the new."""
     writer, reader = (Card(store, "bfloat16", "float16") for _ in range(2))
@@ -140,7 +135,6 @@ def test_float16_holds_bfloat16_to_the_bit_where_it_has_the_range(store: RedisSt
     assert ((reader.numbers - wrote)[~held].abs() <= 2**-25).all()
 
 
-@redis_only
 @pytest.mark.parametrize("number", [65_536.0, -1e5, 3e38])
 def test_a_number_beyond_float16_is_not_written_and_that_is_told(store: RedisStore, number: float) -> None:
     writer, reader = Card(store, "bfloat16", "float16"), Card(store, "float16", "float16")
@@ -157,7 +151,6 @@ def test_a_number_beyond_float16_is_not_written_and_that_is_told(store: RedisSto
     assert reader.numbers.max() == 65_280.0
 
 
-@redis_only
 def test_a_record_beyond_float16_is_computed_again_where_kv_is_so(store: RedisStore) -> None:
     """Where somebody has chosen bfloat16 for a fleet with old cards: others read it."""
     writer = Card(store, "bfloat16", "bfloat16")
@@ -193,7 +186,6 @@ def kv_of(one: Engine) -> torch.Tensor:
     return torch.stack([torch.stack([view[list(blocks)].float() for view in layer]) for layer in views])
 
 
-@redis_only
 @pytest.mark.parametrize(("one", "other"), [("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_engines_of_two_classes_read_each_other(
     redis: RedisProcess, one: str, other: str, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ import pytest
 import torch
 from serve_process import wait_for
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.kernels.cpu.cpu_ops import CpuOps
@@ -23,8 +22,6 @@ from motley.replicas.kv.store.sealed_record import HEADER_BYTES, Geometry, Recor
 from motley.replicas.kv.store.store_ops import HIT, FetchOp, SaveOp
 from motley.replicas.kv.store.store_worker import StoreOpExecutor
 from motley_bench.prefix.redis_process import RedisProcess
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 SECRET, KEY = b"s" * 32, b"k" * 32
 GEOMETRY = Geometry("bfloat16", layers=3, heads=4, head_dim=64, tokens=32)

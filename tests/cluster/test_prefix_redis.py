@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis as redis_py
 from certificates import Certificates
 from redis_over_tls import tls_before
-from redis_stores import SECRET, SIZE, known, read, storing, value, write
+from redis_stores import SECRET, SERVERS, SIZE, known, read, storing, value, write
 from serve_process import wait_for
 
 from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, limit_embedded_redis
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
 from motley.cluster.prefix_store.circuit_breaker import FAILURES, LONGEST_S, CircuitBreaker
-from motley.cluster.prefix_store.embedded_redis import EmbeddedRedis, find_redis
+from motley.cluster.prefix_store.embedded_redis import REPLICA_RULES, EmbeddedRedis
+from motley.cluster.prefix_store.redis_binaries import RedisBinary
 from motley.cluster.prefix_store.redis_source import RedisSource, check_url, redact_url
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.prefix_store.value_stamps import STAMP_BYTES, RedisKeyNames
 from motley.cluster.service_errors import ConfigurationError
 from motley.replicas.kv.store.prefix_store import BreakerState, ValueQuery
 from motley_bench.prefix.redis_process import RedisProcess, ping_socket, slow_proxy
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 READ_S = 0.05  # the deadline that engines give
 SLACK_S = 2.0  # what a machine may be late by; the faults would last longer, or for ever
@@ -79,6 +80,7 @@ def in_time(store: RedisStore, *keys: bytes) -> list[bytes | None]:
     return found
 
 
+@pytest.mark.parametrize("redis", SERVERS, indirect=True)
 def test_what_one_replica_writes_another_reads(redis: RedisProcess, store: RedisStore) -> None:
     write(store, b"a", b"b", b"c")
     with storing(redis.url) as other:
@@ -112,6 +114,7 @@ def test_a_value_lasts_for_its_time_more_or_less(redis: RedisProcess) -> None:
         assert max(lasts) - min(lasts) > 1000  # not all at once
 
 
+@pytest.mark.parametrize("redis", SERVERS, indirect=True)
 def test_what_is_forgotten_nobody_reads(redis: RedisProcess, store: RedisStore) -> None:
     with storing(redis.url) as other:
         wait_for(lambda: other._connections.alive, "a connection")
@@ -391,15 +394,22 @@ def test_a_url_is_shown_without_its_password() -> None:
     assert redact_url("unix:///run/redis.sock?db=1") == "unix:///run/redis.sock"
 
 
-def own_redis(folder: Path, told: Callable[[str], None]) -> EmbeddedRedis:
-    binary, reason = find_redis()
-    assert binary is not None, reason
-    return EmbeddedRedis(binary, folder, 64 << 20, told)
+def own_redis(server: str, folder: Path, told: Callable[[str], None]) -> EmbeddedRedis:
+    return EmbeddedRedis(SERVERS[server], folder, 64 << 20, told)
 
 
-def test_a_redis_of_our_own_is_started_again_and_ends(tmp_path: Path) -> None:
+def as_supervisor(own: EmbeddedRedis) -> redis_py.Redis:
+    password = own.socket.with_suffix(".secret").read_text()
+    return redis_py.Redis(unix_socket_path=str(own.socket), username="supervisor", password=password)
+
+
+each_server = pytest.mark.parametrize("server", SERVERS)
+
+
+@each_server
+def test_a_redis_of_our_own_is_started_again_and_ends(server: str, tmp_path: Path) -> None:
     said: list[str] = []
-    own = own_redis(tmp_path, said.append)
+    own = own_redis(server, tmp_path, said.append)
     own.start()
     try:
         assert tmp_path.joinpath("redis.sock").stat().st_mode & 0o77 == 0
@@ -409,7 +419,7 @@ def test_a_redis_of_our_own_is_started_again_and_ends(tmp_path: Path) -> None:
             assert own.pid is not None
             os.kill(own.pid, signal.SIGKILL)
             recovers(store)
-            assert len(said) == 1
+            assert said == [f"{server} ended with -9; it is started again, empty"]
     finally:
         pid = own.pid
         own.stop()
@@ -418,8 +428,36 @@ def test_a_redis_of_our_own_is_started_again_and_ends(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
-def memory_of(own: EmbeddedRedis) -> bytes:
-    return (ping_socket(own.socket, "CONFIG", "GET", "maxmemory") or b"").split(b"\r\n")[-2]
+@each_server
+def test_whoever_opens_its_socket_may_do_what_replicas_do_and_no_more(server: str, tmp_path: Path) -> None:
+    """As the user of deploy/redis/users.acl; and who knows the supervisor's password sets its memory."""
+    acl = Path(__file__).resolve().parents[2] / "deploy" / "redis" / "users.acl"
+    assert acl.read_text().splitlines()[-1].endswith(f" {REPLICA_RULES}")
+    own = own_redis(server, tmp_path, lambda line: None)
+    own.start()
+    secret = tmp_path / "redis.secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    try:
+        with redis_py.Redis(unix_socket_path=str(own.socket)) as client:
+            assert client.ping()
+            assert client.set("motley:k", b"v")
+            for words in ("CONFIG GET *", "KEYS *", "FLUSHALL", "GET of-another", "EVAL x 0", "ACL LIST", "SHUTDOWN"):
+                with pytest.raises(redis_py.exceptions.NoPermissionError):
+                    client.execute_command(*words.split())
+            with pytest.raises(redis_py.exceptions.AuthenticationError):
+                client.execute_command("AUTH", "supervisor", "guessed")
+        with as_supervisor(own) as client:
+            assert client.config_set("maxmemory", 1 << 20)
+            for words in ("GET motley:k", "SAVE", "SHUTDOWN", "ACL LIST"):
+                with pytest.raises(redis_py.exceptions.NoPermissionError):
+                    client.execute_command(*words.split())
+    finally:
+        own.stop()
+
+
+def memory_of(own: EmbeddedRedis) -> int:
+    with as_supervisor(own) as client:
+        return int(client.config_get("maxmemory")["maxmemory"])
 
 
 def fleet(memory: int, store: str = "embedded") -> FleetSpec:
@@ -427,8 +465,11 @@ def fleet(memory: int, store: str = "embedded") -> FleetSpec:
     return FleetSpec.model_validate({"model": "demo", "pools": [{"name": "a"}], "prefix_cache": cache})
 
 
-def test_its_memory_changes_while_it_runs_and_stays_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = own_redis(tmp_path, lambda line: None)
+@each_server
+def test_its_memory_changes_while_it_runs_and_stays_so(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = own_redis(server, tmp_path, lambda line: None)
     own.start()
     shared = PrefixSharing(own=own.url, secret=SECRET)
     try:
@@ -436,14 +477,14 @@ def test_its_memory_changes_while_it_runs_and_stays_so(tmp_path: Path, capsys: p
             wait_for(lambda: store._connections.alive, "a connection")
             write(store, b"kept")
             limit_embedded_redis(fleet(32 << 20, "memory"), shared)
-            assert memory_of(own) == b"%d" % (64 << 20), "that is each replica's"
+            assert memory_of(own) == 64 << 20, "that is each replica's"
             limit_embedded_redis(fleet(32 << 20), shared)
-            assert memory_of(own) == b"%d" % (32 << 20)
+            assert memory_of(own) == 32 << 20
             assert read(store, b"kept") == [value(b"kept")]
         before = own.pid
         os.kill(before or 0, signal.SIGKILL)
         wait_for(lambda: own.pid != before and ping_socket(own.socket, "PING"), "another redis-server")
-        assert memory_of(own) == b"%d" % (32 << 20)
+        assert memory_of(own) == 32 << 20
         assert not capsys.readouterr().err
     finally:
         own.stop()
@@ -451,13 +492,13 @@ def test_its_memory_changes_while_it_runs_and_stays_so(tmp_path: Path, capsys: p
     assert "does not answer" in capsys.readouterr().err
     limit_embedded_redis(fleet(16 << 20), PrefixSharing(own=f"unix://{tmp_path}/gone/redis.sock", secret=SECRET))
     assert "stays as it is: No such file or directory" in capsys.readouterr().err
-    again = own_redis(tmp_path, lambda line: None)
+    again = own_redis(server, tmp_path, lambda line: None)
     again.start()
-    assert memory_of(again) == b"%d" % (64 << 20), "another service's begins with its own"
+    assert memory_of(again) == 64 << 20, "another service's begins with its own"
     again.stop()
 
 
 def test_a_redis_that_does_not_start_says_why(tmp_path: Path) -> None:
-    own = EmbeddedRedis("/bin/false", tmp_path, 64 << 20, lambda line: None)
-    with pytest.raises(ConfigurationError, match=r"redis-server \(/bin/false\) did not start: it ended with 1"):
+    own = EmbeddedRedis(RedisBinary("/bin/false", "of a test"), tmp_path, 64 << 20, lambda line: None)
+    with pytest.raises(ConfigurationError, match="/bin/false did not start: it ended with 1"):
         own.start()

@@ -10,12 +10,9 @@ from redis_stores import SECRET, known, read, value, write
 from redis_values import RawValues
 from serve_process import wait_for
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.prefix_store.value_stamps import STAMP_BYTES, RedisKeyNames
 from motley_bench.prefix.redis_process import RedisProcess
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 NAMES = RedisKeyNames(SECRET)
 ANN = NAMES.epoch(NAMES.owner("ann"))

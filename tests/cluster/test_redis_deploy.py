@@ -16,11 +16,11 @@ import pytest
 import redis
 from certificates import Certificates
 from redis_over_tls import tls_by
+from redis_stores import SERVERS
 from serve_process import free_port, wait_for
 
 from motley.cluster.fleet.deployed.prefix_sharing import PrefixSharing, prefix_access_factory
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.security.edge.ports import is_listening
 from motley.replicas.kv.store.prefix_store import ValueQuery
@@ -29,10 +29,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "redis"
 PASSWORD = "not-what-the-example-has"
 VALUE = b"value" * 1000
 
-pytestmark = [
-    pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server"),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,11 @@ def certify(folder: Path, *hosts: str) -> None:
     subprocess.run(["./certificates.sh", *hosts], cwd=folder, check=True, capture_output=True)
 
 
-def start(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], bool]:
+def start(binary: str, folder: Path, port: int) -> tuple[subprocess.Popen[bytes], bool]:
     """A redis-server by redis.conf; one that was built without TLS by the rest of it, on a socket. Whether it does TLS.
 
     It listens on loopback alone, and has less memory: it is a test's.
     """
-    binary, _ = find_redis()
-    assert binary is not None
     conf, log = folder / "redis.conf", folder / "log"
     given = ["--bind", "127.0.0.1", "127.0.0.2", "--maxmemory", "64mb", "--logfile", str(log)]
 
@@ -69,9 +64,9 @@ def start(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], bool]:
     wait_for(lambda: process.poll() is not None or is_listening("127.0.0.1", port), "redis-server")
     if process.poll() is None:
         return process, True
-    said = (folder / "said").read_text()
-    assert "Bad directive" in said, said + (log.read_text() if log.exists() else "")
-    assert ">>> 'tls-" in said, "all but TLS is understood"
+    said = (folder / "said").read_text() + (log.read_text() if log.exists() else "")
+    no_tls = "Failed finding TLS support" in said or ("Bad directive" in said and ">>> 'tls-" in said)
+    assert no_tls, f"all but TLS is understood: {said}"
     lines = conf.read_text().splitlines()
     conf.write_text("\n".join(line for line in lines if not line.startswith("tls-")) + "\n")
     path = folder / "redis.sock"
@@ -81,15 +76,15 @@ def start(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], bool]:
     return process, False
 
 
-@pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+@pytest.fixture(scope="module", params=SERVERS)
+def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("deployed") / "redis"
     shutil.copytree(DEPLOY, folder)
     certify(folder, "localhost", "127.0.0.1")
     users = folder / "users.acl"
     users.write_text(users.read_text().replace("change-me", PASSWORD))
     port = free_port()
-    process, own_tls = start(folder, port)
+    process, own_tls = start(SERVERS[request.param].path, folder, port)
     with ExitStack() as stack:
         stack.callback(process.wait)
         stack.callback(process.kill)

@@ -25,7 +25,6 @@ from redis_stores import SECRET
 from serve_process import wait_for
 
 from motley.cluster.fleet.spec.fleet_spec import FleetSpec
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.cluster.security.auth.api_keys import StoredKey, hash_key, new_key
@@ -37,8 +36,6 @@ from motley.replicas.engine_config import EngineConfig
 from motley.replicas.kv.store.fetch_cost import FetchCostModel
 from motley.replicas.kv.store.store_access import PrefixStoreAccess
 from motley_bench.prefix.redis_process import RedisProcess
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 TENANTS = {
     "org_1": {},

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from serve_process import wait_for
 
+from motley.cluster.prefix_store.redis_binaries import RedisBinary, find_redis_binaries
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.replicas.kv.store.prefix_store import ValueQuery
 
+# By the name of the program, redis-server and valkey-server where both are here; the first of each name.
+SERVERS: dict[str, RedisBinary] = {Path(each.path).name: each for each in reversed(find_redis_binaries())}
 SECRET = b"s" * 32
 SIZE = 200_000
 

@@ -11,10 +11,7 @@ import openai
 import pytest
 from serve_process import Served, command_line, wait_for
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
 from motley_bench.prefix.redis_process import ping_socket
-
-pytestmark = pytest.mark.skipif(find_redis()[0] is None, reason="no redis-server")
 
 PROMPT = "A long beginning that many prompts have. " * 40
 

@@ -7,13 +7,15 @@ import hmac
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from ....replicas.kv.store.store_access import SECRET_BYTES, PrefixStoreAccess
-from ...prefix_store.embedded_redis import EmbeddedRedis, find_redis, set_memory_limit
-from ...prefix_store.redis_source import EMBEDDED, MEMORY, OFF, RedisSource
+from ...prefix_store.embedded_redis import EmbeddedRedis, set_memory_limit
+from ...prefix_store.redis_binaries import find_redis_binaries, no_redis
+from ...prefix_store.redis_source import EMBEDDED, MEMORY, OFF, RedisSource, redact_url
 from ...prefix_store.redis_store import redis_prefix_access
 from ...service_errors import ConfigurationError
 from ..spec.fleet_spec import FleetSpec, fleet_prefix_wire
@@ -37,26 +39,45 @@ class PrefixSharing:
         return hmac.digest(self.secret, b"motley tenants' prefixes: salt, v1", "sha256")[:16]
 
 
-def start_embedded_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -> EmbeddedRedis | None:
-    """Start the service's own redis-server in `folder`, if one is wanted, and return it.
+def start_embedded_redis(spec: FleetSpec, folder: Path, *, null: bool = False) -> Future[EmbeddedRedis | None]:
+    """Start the service's own Redis in `folder`, if one is wanted, while the caller starts the rest.
 
-    If none can be started, a line is printed and the service runs without.
+    The result is None without one. If none can be started, a line is printed and the service runs without.
     """
+    executor = ThreadPoolExecutor(1, "own-redis-start")
+    starting = executor.submit(_start_first, spec, folder, null)
+    executor.shutdown(wait=False)
+    return starting
+
+
+def _start_first(spec: FleetSpec, folder: Path, null: bool) -> EmbeddedRedis | None:
     cache = spec.prefix_cache
     simulated = all(pool.simulate is not None for pool in spec.pools)
     if cache.store != EMBEDDED or not cache.reuse or null or simulated:
         return None
-    binary, where = find_redis()
-    if binary is None:
-        _report(f"off: {where}")
-        return None
-    own = EmbeddedRedis(binary, folder, cache.memory, _report)
-    try:
-        own.start()
-    except ConfigurationError as error:
-        _report(f"off: {error.message}")
-        return None
-    return own
+    binaries = find_redis_binaries()
+    for binary in binaries:
+        own = EmbeddedRedis(binary, folder, cache.memory, _report)
+        try:
+            own.start()
+        except ConfigurationError as error:  # such as one before Redis 6, which knows no users
+            _report(error.message)
+        else:
+            return own
+    _report("off: no server could be started" if binaries else f"off: {no_redis()}")
+    return None
+
+
+def describe_prefix_sharing(spec: FleetSpec, own: EmbeddedRedis | None) -> str:
+    """Return in words where the replicas of a fleet share prefixes. `own`: the service's own Redis."""
+    cache = spec.prefix_cache
+    if not cache.reuse:
+        return "not reused"
+    if cache.store == EMBEDDED:
+        return "not shared by replicas" if own is None else f"shared through {own.where}"
+    if cache.store in (MEMORY, OFF):
+        return "not shared by replicas"
+    return f"shared through {redact_url(cache.store)}"
 
 
 def limit_embedded_redis(spec: FleetSpec, shared: PrefixSharing) -> None:

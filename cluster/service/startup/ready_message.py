@@ -23,10 +23,11 @@ MAX_TOKENS = 48
 class Endpoints:
     """Addresses at which a running service is reached.
 
-    proxy    what answers at these ports, such as "HAProxy 2.8.25"
-    admin    address of the control plane; empty without one
-    start_s  seconds from the command to ready
-    folder   folder of Ray's files
+    proxy     what answers at these ports, such as "HAProxy 2.8.25"
+    admin     address of the control plane; empty without one
+    prefixes  where replicas share prompts' prefixes, in words
+    start_s   seconds from the command to ready
+    folder    folder of Ray's files
     """
 
     model: str
@@ -36,6 +37,7 @@ class Endpoints:
     admin: str
     dashboard: str
     pid: int
+    prefixes: str
     start_s: float
     folder: str
 
@@ -74,6 +76,7 @@ def show_endpoints(endpoints: Endpoints, *, keys: bool = False) -> None:
   gRPC        {endpoints.grpc} (motley.v1.Inference)
   admin       {endpoints.admin or "none"}{" (motley fleet status)" if endpoints.admin else ""}
   proxy       {endpoints.proxy}
+  prefixes    {endpoints.prefixes}
   metrics     {endpoints.http}/metrics{" (for a key made with --metrics, or an admin's)" if keys else ""}
   dashboard   {endpoints.dashboard} (asks for a token: {dashboard_token_location(os.environ)})
   logs        {logs_folder(Path(endpoints.folder))}

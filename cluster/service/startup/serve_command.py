@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,8 @@ from ....replicas.updates.process_folder import remove_stale_folders
 from ...api.common.parsers.parser_selection import check_parser_names
 from ...fleet.deployed.deployed_fleet import DeployedFleet
 from ...fleet.deployed.prefix_sharing import (
-    PrefixSharing,
     choose_prefix_sharing,
+    describe_prefix_sharing,
     print_shared_dtype,
     start_embedded_redis,
 )
@@ -216,7 +217,7 @@ def _run(
     make_worker: Any, bar: Bar,
 ) -> None:  # fmt: skip
     began = time.monotonic()
-    redis = None
+    redis: Future[EmbeddedRedis | None] | None = None
     guardian = Guardian(folder.parent, ready_file.path)
     watch = ServiceWatchdog(_report, lambda: os.kill(os.getpid(), signal.SIGINT))
     try:
@@ -225,18 +226,16 @@ def _run(
         redis = start_embedded_redis(
             fleet_from_options(options), folder.parent, null=options.null_engine or make_worker is not None
         )
-        prefixes = choose_prefix_sharing(fleet_from_options(options), "" if redis is None else redis.url)
-        print_shared_dtype(fleet_from_options(options), prefixes)
         warn_if_unreachable(fleet_from_options(options).prefix_cache)
         proxy = proxy_name(haproxy=edge is not None)
-        endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, prefixes, watch, guardian)
+        endpoints = _start(options, inside, folder, make_worker, bar, began, proxy, redis, watch, guardian)
         if options.greet:
             show_first_responses(inside)
         show_endpoints(endpoints, keys=options.api_keys is not None)
         from ..deployment.ray_head import cluster_address
         from ..supervision.watched_processes import service_probes
 
-        watch.also(service_probes(inside, redis, control=options.control))
+        watch.also(service_probes(inside, redis.result(), control=options.control))
 
         write_service_note(
             folder.parent,
@@ -264,7 +263,7 @@ def _run(
 
 def _start(
     options: ServeOptions, inside: InternalClient, folder: Path, make_worker: Any, bar: Bar, began: float, proxy: str,
-    prefixes: PrefixSharing, watch: ServiceWatchdog, guardian: Guardian,
+    redis: Future[EmbeddedRedis | None], watch: ServiceWatchdog, guardian: Guardian,
 ) -> Endpoints:  # fmt: skip
     print("starting Ray", flush=True)
     remove_stale_folders()  # what one that was killed has left
@@ -283,6 +282,9 @@ def _start(
     ingress_config = choose_ingress_config(options, inside, folder)
     own_key = ingress_config.own_key.sha256 if ingress_config.own_key is not None else ""
     logs = ingress_config.log_folder
+    own = redis.result()
+    prefixes = choose_prefix_sharing(spec, "" if own is None else own.url)
+    print_shared_dtype(spec, prefixes)
     by_file = options.fleet is not None
     deployed = DeployedFleet(fleet=spec, own_key=own_key, folder=logs, by_file=by_file, prefixes=prefixes)
     make_worker = make_worker or _null(options, spec)
@@ -304,6 +306,7 @@ def _start(
         admin="" if control is None else control.contact.address,
         dashboard=f"http://{dashboard}",
         pid=os.getpid(),
+        prefixes=describe_prefix_sharing(spec, own),
         start_s=round(time.monotonic() - began, 1),
         folder=str(folder),
     )
@@ -334,7 +337,7 @@ def _null(options: ServeOptions, spec: FleetSpec) -> Callable[[], Any] | None:
     return partial(null_worker, spec.model, config, spec.served_model_name, options.null_step_ms / 1e3)
 
 
-def _stop(drain_s: float, redis: EmbeddedRedis | None, guardian: Guardian, *, lost: bool) -> None:
+def _stop(drain_s: float, redis: Future[EmbeddedRedis | None] | None, guardian: Guardian, *, lost: bool) -> None:
     """Stop the service gently, then by force. `lost`: a part of Ray has ended, so the others may not hear."""
     with suppress(KeyboardInterrupt):
         if "ray" in sys.modules:
@@ -342,8 +345,8 @@ def _stop(drain_s: float, redis: EmbeddedRedis | None, guardian: Guardian, *, lo
 
             (ray_head.stop_after_loss if lost else ray_head.stop_gracefully)(drain_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if redis is not None:
-        redis.stop()
+    if redis is not None and redis.exception() is None and (own := redis.result()) is not None:
+        own.stop()
     guardian.stop()
     left = end_descendants(polite_s=0.0 if lost else END_S, timeout_s=END_S)
     remove_stale_folders()

@@ -87,9 +87,7 @@ def service_probes(inside: InternalClient, redis: EmbeddedRedis | None, *, contr
     if redis is not None:
         stopped = redis.is_stopped
         found.append(
-            ProbedProcess(
-                "redis-server", redis.ping, RESTART_TIMEOUT_S, redis.restart_hung, vital=False, certain=stopped
-            )
+            ProbedProcess(redis.name, redis.ping, RESTART_TIMEOUT_S, redis.restart_hung, vital=False, certain=stopped)
         )
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from motley.cluster.prefix_store.embedded_redis import EmbeddedRedis, find_redis
+from motley.cluster.prefix_store.redis_binaries import find_redis_binaries, no_redis
 from motley.replicas.errors import MotleyError
 from motley.replicas.host.measurement_rows import machine, versions
 from motley.replicas.kv.store.sealed_record import Geometry
@@ -19,6 +19,7 @@ from .foreign_kv import NumericsPlan, measure_numerics
 from .prefix_first_tokens import QUESTION, SharedWeightReplicas, measure_first_tokens
 from .redis_fault_load import RedisFaultPlan
 from .redis_faults import measure_faults
+from .redis_process import RedisProcess
 from .routed_savings import RoutedFleetPlan, simulate_routed_fleet
 from .simulated_savings import simulate_savings
 from .stored_value_rates import HEAD_DIM, HEADS, LAYERS, measure_value_size, value_mib
@@ -28,6 +29,8 @@ Progress = Callable[[str], None]
 Rows = list[dict[str, Any]]
 PARTS = ("values", "ttft", "trace", "faults", "numerics", "simulated")
 PACKAGES = ("motley", "redis", "hiredis", "valkey-glide-sync", "cryptography", "torch")
+# As of a service, but without its users: peers read other keys, by other commands.
+LIMITS = ("--maxmemory", "2gb", "--maxmemory-policy", "allkeys-lru")
 SECRET = b"of this measurement".ljust(32, b".")
 
 SIMULATED = RoutedFleetPlan()
@@ -86,20 +89,20 @@ def quick(parts: Sequence[str] = PARTS) -> PrefixBenchPlan:
 
 def run(plan: PrefixBenchPlan, say: Progress) -> dict[str, Any]:
     """Run the benchmark and return the object that `--json` prints. Raises MotleyError without a redis-server."""
-    binary, where = find_redis()
-    if binary is None:
-        raise MotleyError(where)
+    binaries = find_redis_binaries()
+    if not binaries:
+        raise MotleyError(no_redis())
     rows: Rows = []
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
-        own = EmbeddedRedis(binary, Path(folder), 2 << 30, say)
+        own = RedisProcess(Path(folder), *LIMITS, binary=binaries[0])
         own.start()
         try:
             for part in ("values", "ttft", "trace"):
                 if part in plan.parts or (part == "values" and "simulated" in plan.parts):
                     rows += _MEASURED[part](plan, own, say)
         finally:
-            own.stop()
+            own.kill()
     if "faults" in plan.parts:
         rows += measure_faults(plan.faults, SECRET, say)
     if "numerics" in plan.parts:
@@ -110,26 +113,26 @@ def run(plan: PrefixBenchPlan, say: Progress) -> dict[str, Any]:
     after = {"load_average_1min_after": machine()["load_average_1min"]}
     model = {"numerics_model": plan.numerics.model} if "numerics" in plan.parts else {}
     return {
-        "bench": "prefix", "machine": before | after, "versions": versions(*PACKAGES), "redis": where, **model,
-        "rows": rows,
+        "bench": "prefix", "machine": before | after, "versions": versions(*PACKAGES), "redis": binaries[0].where,
+        **model, "rows": rows,
     }  # fmt: skip
 
 
-def _values(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Iterator[dict[str, Any]]:
+def _values(plan: PrefixBenchPlan, own: RedisProcess, say: Progress) -> Iterator[dict[str, Any]]:
     for tokens in plan.tokens:
         for connections in plan.connections:
             say(f"values of {tokens} tokens, {connections} connections")
             yield from measure_value_size(own, SECRET, tokens, connections, plan.moved, plan.repeats)
 
 
-def _ttft(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Rows:
+def _ttft(plan: PrefixBenchPlan, own: RedisProcess, say: Progress) -> Rows:
     say(f"engines of {plan.shape}")
     return measure_first_tokens(
         SharedWeightReplicas(plan.shape), plan.shape, own.url, SECRET, plan.prefixes, plan.requests_per_prefix, say
     )
 
 
-def _trace(plan: PrefixBenchPlan, own: EmbeddedRedis, say: Progress) -> Rows:
+def _trace(plan: PrefixBenchPlan, own: RedisProcess, say: Progress) -> Rows:
     return measure_trace(plan.trace, own.url, SECRET, say)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from motley.cluster.prefix_store.embedded_redis import find_redis
+from motley.cluster.prefix_store.redis_binaries import RedisBinary, find_redis_binaries, no_redis
 from motley.cluster.prefix_store.redis_wire import encode_command
 from motley.cluster.service_errors import ConfigurationError
 
@@ -25,14 +25,15 @@ _START_S = 10.0
 class RedisProcess:
     """A redis-server on a Unix socket in `folder` and a loopback port, in memory only; it may be restarted repeatedly.
 
-    settings  further arguments of redis-server
+    settings  further arguments of the server
+    binary    program that is run; None: the first choice of a service
     """
 
-    def __init__(self, folder: Path, *settings: str) -> None:
+    def __init__(self, folder: Path, *settings: str, binary: RedisBinary | None = None) -> None:
         self.path = folder / "redis.sock"
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
-        self._settings = settings
+        self._settings, self._binary = settings, binary
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -41,17 +42,17 @@ class RedisProcess:
 
     def start(self) -> None:
         """Start the server and return once it answers. Raises ConfigurationError."""
-        binary, reason = find_redis()
+        binary = self._binary or next(iter(find_redis_binaries()), None)
         if binary is None:
-            raise ConfigurationError(reason, code="bad_prefix_cache")
+            raise ConfigurationError(no_redis(), code="bad_prefix_cache")
         fixed = ("--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", str(self.path.parent))
         ways = ("--port", str(self.port), "--unixsocket", str(self.path))
-        self.process = subprocess.Popen([binary, *ways, *fixed, *self._settings], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([binary.path, *ways, *fixed, *self._settings], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_S
         while self.ask("PING") is None:
             if time.monotonic() > deadline or self.process.poll() is not None:
                 self.kill()
-                raise ConfigurationError("redis-server does not answer", code="bad_prefix_cache")
+                raise ConfigurationError(f"{binary.path} does not answer", code="bad_prefix_cache")
             time.sleep(0.01)
 
     def kill(self) -> None:

