@@ -16,6 +16,8 @@ CUDA_TRITONS := $(sort $(shell sed -n 's/^cu[0-9]* = .*triton = "\([0-9.]*\)".*/
 MATRIX_S := 530
 NEWEST_S := 48
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# This distribution under its former name: removed before, as its removal takes the command along, whose ever it is by then.
+FORMER = $(BIN)/python -m pip uninstall --quiet --yes --disable-pip-version-check motley
 # One entry of pyproject.toml, so that a version range is written down once.
 ENTRY = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; $(1)"
 TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith('torch>')]))
@@ -152,11 +154,13 @@ clean:  ## remove .venv and caches
 # A stamp is newer than pyproject.toml once what that asks for is installed.
 $(VENV)/.run: pyproject.toml loadtests/pyproject.toml $(VENV)/.torch
 	@echo 'installing Motley into $(VENV) (the first time this takes some minutes)'
+	@$(FORMER)
 	@$(PIP) --editable . --editable ./loadtests
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml loadtests/pyproject.toml $(VENV)/.torch
 	@echo 'installing Motley and its development tools into $(VENV) (the first time this takes some minutes)'
+	@$(FORMER)
 	@$(PIP) --editable '.[dev]' --editable ./loadtests
 	@touch $(VENV)/.run $@
 

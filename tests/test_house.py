@@ -241,13 +241,18 @@ def test_tests_that_the_list_of_faults_names_exist() -> None:
 
 
 def test_nobody_is_told_to_install_this_by_its_name() -> None:
-    """An index has a stranger's package of that name: remedies name what is missing, docs this checkout."""
-    named = re.compile(r"""(pip3? install|uv add|pipx install)[^`\n]*[ '"]motley\b(?![./-])|\bmotley\[[a-z]+\]""")
+    """An index has a stranger's package `motley`, and none of ours: remedies name what is missing, docs a checkout."""
+    named = re.compile(
+        r"""(pip3? install|uv add|pipx install)[^`\n]*[ '"]motley(-serve|-bench)?\b(?![./-])"""
+        r"""|\bmotley(-serve|-bench)?\[[a-z]+\]"""
+    )
     paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*"), *ROOT.glob("deploy/**/*"), *ROOT.glob("loadtests/**/*")]
     for package in ("kernels", "replicas", "cluster", "src/motley/cli", "src/motley/client", "loadtests", "tools"):
         paths += ROOT.glob(f"{package}/**/*.py")
-    told = [path for path in paths if path.is_file() and path.suffix in (".md", ".py", ".yaml", ".sh", "")]
-    assert len(told) > 500
-    found = [path.name for path in told if named.search(path.read_text(errors="ignore"))]
+    sources = [path for path in paths if path.is_file() and path.suffix in (".md", ".py", ".yaml", ".sh", "")]
+    assert len(sources) > 500
+    found = [path.name for path in sources if named.search(path.read_text(errors="ignore"))]
     assert found == []
-    assert all(map(named.search, ("pip install 'motley[prefix]'", "pip install motley", "the extra motley[bench]")))
+    told = ("pip install 'motley[dev]'", "pip install motley", "the extra motley[bench]", "pip install motley-serve")
+    assert all(map(named.search, told))
+    assert not named.search("pip install dist/motley_serve-0.1.0-py3-none-any.whl")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .cpu_cores import cpu_name, usable_cores
+from .distribution import DISTRIBUTION
 
 NOT_INSTALLED = "not installed"
 
@@ -26,11 +27,11 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the installed versions of packages, and Python's."""
+    """Return the installed versions of packages, and Python's. `motley` is this one."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(DISTRIBUTION if package == "motley" else package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = NOT_INSTALLED
     return found

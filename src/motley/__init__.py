@@ -65,9 +65,9 @@ former_paths.install()
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from .replicas.host.distribution import motley_version
 
-        return version("motley")
+        return motley_version()
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name], __name__), name)

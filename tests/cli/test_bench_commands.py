@@ -31,7 +31,7 @@ def test_what_is_missing_is_told_in_a_line(arguments: list[str], capsys: pytest.
     assert run(["bench", *arguments]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"motley: {bench_commands.NOT_INSTALLED}pip install -e ./loadtests\n"
+    assert err == f"motley: {bench_commands.NOT_INSTALLED}{sys.executable} -m pip install -e ./loadtests\n"
 
 
 @pytest.mark.usefixtures("missing")

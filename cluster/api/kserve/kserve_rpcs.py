@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from importlib.metadata import version
 
 from ....replicas.errors import NotFound
+from ....replicas.host.distribution import motley_version
 from ...protos import kserve_pb2 as pb
 from ...transport.caller import Caller
 from ...transport.grpc_server.rpc_methods import bidirectional, tells_health, unary
@@ -42,7 +42,7 @@ class KServeRpcs:
     @unary(pb.ServerMetadataResponse)
     async def ServerMetadata(self, request: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
         refuse_unknown_fields(request)
-        return pb.ServerMetadataResponse(name=wire.PLATFORM, version=version("motley"), extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name=wire.PLATFORM, version=motley_version(), extensions=EXTENSIONS)
 
     @unary(pb.ModelMetadataResponse)
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....replicas.host.distribution import motley_version
 from ...transport.http_server.http_responses import Route, caller_of, json_response
 from .openai_protocol import OpenAIProtocol
 from .openai_refused import refused_routes
@@ -50,7 +49,7 @@ class OpenAIRoutes:
         return json_response(self._protocol.tokenizer_info())
 
     async def version(self) -> Response:
-        return json_response({"version": version("motley")})
+        return json_response({"version": motley_version()})
 
     async def detokenize(self, request: Request) -> Response:
         return json_response(await self._protocol.detokenize(await request.body()))

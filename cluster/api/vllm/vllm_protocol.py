@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from ....replicas.errors import InvalidRequest, MotleyError, Overloaded
+from ....replicas.host.distribution import motley_version
 from ....replicas.types import BLOCK_TOKENS, FinishReason, ReplicaLoad, StreamMessage
 from ...one_shot_event import take_until
 from ...protos import vllm_common_pb2 as common
@@ -179,7 +179,7 @@ class VllmProtocol:
         ranks = [request.dp_rank] if request.HasField("dp_rank") else range(len(loads))
         return pb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
-            version=version("motley"),
+            version=motley_version(),
             dp_rank_count=len(loads),
             loads=[scheduler_load(rank, loads[rank]) for rank in ranks],
         )

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ....replicas.errors import (
     Overloaded,
     Unavailable,
 )
+from ....replicas.host.distribution import motley_version
 from ...request_errors import BodyTooLarge, MethodNotAllowed, NotImplementedHere, SlowBody, UnsupportedMedia
 from ...service_errors import Forbidden, Unauthenticated
 from .response_content import JsonObject
@@ -97,7 +97,7 @@ def openapi_document(operations: Operations) -> JsonObject:
         paths.setdefault(re.sub(r":path}", "}", path), {})[method.lower()] = _described(path, operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Motley", "version": version("motley"), "description": "One language model, served."},
+        "info": {"title": "Motley", "version": motley_version(), "description": "One language model, served."},
         "paths": paths,
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

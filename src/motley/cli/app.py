@@ -31,9 +31,9 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from .. import __version__
 
-        typer.echo(f"motley {version('motley')}")
+        typer.echo(f"motley {__version__}")
         raise typer.Exit
 
 

@@ -14,10 +14,11 @@ import typer
 from typer.core import TyperGroup
 
 from ..replicas.errors import MotleyError
+from ..replicas.host.pip_command import pip_install_command
 
 GROUP = "motley.commands"  # of entry points
 NOT_INSTALLED = "the benchmarks are a distribution of their own, which is not installed; from a checkout of Motley: "
-REMEDY = "pip install -e ./loadtests"
+REMEDY = pip_install_command("-e", "./loadtests")
 
 
 class InstalledCommands(TyperGroup):

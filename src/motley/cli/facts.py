@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..cluster.prefix_store.redis_binaries import find_redis_binaries, no_redis
 from ..cluster.ray_compat.environment import AUTH_MODE
 from ..replicas.host.cpu_cores import usable_cores
+from ..replicas.host.distribution import DISTRIBUTION
 from ..replicas.host.pip_command import pip_install_command
 from .fact import DoctorFact
 from .gpu_facts import gpu_facts
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DoctorFact", "gather_facts"]
 
 PACKAGES = (
-    "motley", "torch", "triton", "ray", "transformers", "tokenizers", "safetensors", "huggingface-hub", "redis",
+    DISTRIBUTION, "torch", "triton", "ray", "transformers", "tokenizers", "safetensors", "huggingface-hub", "redis",
     "grpcio", "protobuf", "fastapi",
 )  # fmt: skip
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimddp", "bf16")
@@ -148,6 +149,7 @@ def _versions() -> Iterator[DoctorFact]:
         except PackageNotFoundError:
             optional = package == "triton" and sys.platform != "linux"
             remedy = "" if optional else pip_install_command(package)
+            remedy = "make install, in the checkout that this runs from" if package == DISTRIBUTION else remedy
             yield DoctorFact("Versions", package, "not installed", "note" if optional else "missing", remedy)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
-from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .....replicas.errors import MotleyError
+from .....replicas.host.distribution import motley_version
 from ....transport.http_server.http_responses import EventStream, Route, caller_of, json_response
 from ....transport.http_server.response_content import EncodedObject, JsonObject, StreamingContent, encode_json
 from ...common.fields.json_body import parse_body, refuse_other_fields, take_field
@@ -57,7 +57,7 @@ class KServeRoutes:
         )
 
     async def server(self) -> Response:
-        return json_response({"name": PLATFORM, "version": version("motley"), "extensions": _EXTENSIONS})
+        return json_response({"name": PLATFORM, "version": motley_version(), "extensions": _EXTENSIONS})
 
     async def live(self) -> Response:
         return json_response({"live": True})
