@@ -111,7 +111,7 @@ ROLES = {
     "replica-real": Role("a replica that computes, of 2", "ray::ServeReplica:motley:main", engine=REAL),
     "control": Role("the control plane", "ray::ControlActor"),
     "guardian": Role("the guardian", "guardian.py "),
-    "redis": Role("the Redis of its own", "redis-server ", engine=REAL),
+    "redis": Role("the Redis of its own", "-server unixsocket:", engine=REAL),
     "spare": Role("the process that waits for a replica", "ray::IDLE", engine=REAL),
     "grammar": Role("a replica's process that others for grammars are forked from, of 2", GRAMMARS, engine=REAL,
                     regex=LETTERS, fresh=True),
