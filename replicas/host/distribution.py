@@ -11,5 +11,5 @@ DISTRIBUTION = "motley-serve"  # as in pyproject.toml
 
 
 def motley_version() -> str:
-    """Return the installed version. Raises PackageNotFoundError."""
+    """Return the installed version."""
     return importlib.metadata.version(DISTRIBUTION)

@@ -430,7 +430,7 @@ def test_a_redis_of_our_own_is_started_again_and_ends(server: str, tmp_path: Pat
 
 @each_server
 def test_whoever_opens_its_socket_may_do_what_replicas_do_and_no_more(server: str, tmp_path: Path) -> None:
-    """As the user of deploy/redis/users.acl; and who knows the supervisor's password sets its memory."""
+    """The rules are those of deploy/redis/users.acl. Who knows the supervisor's password sets its memory."""
     acl = Path(__file__).resolve().parents[2] / "deploy" / "redis" / "users.acl"
     assert acl.read_text().splitlines()[-1].endswith(f" {REPLICA_RULES}")
     own = own_redis(server, tmp_path, lambda line: None)

@@ -23,7 +23,7 @@ from motley.cluster.service_errors import ConfigurationError
 def endpoints(private: Path) -> Endpoints:
     return Endpoints(
         model="demo", http="http://127.0.0.1:1", grpc="127.0.0.1:2", proxy="", admin="", dashboard="", pid=7,
-        start_s=1.0, folder=str(private / "ray"),
+        prefixes="", start_s=1.0, folder=str(private / "ray"),
     )  # fmt: skip
 
 

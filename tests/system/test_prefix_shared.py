@@ -83,7 +83,7 @@ def test_replicas_read_what_those_before_them_have_written(pair: Served) -> None
 
 @pytest.mark.thorough
 def test_it_is_so_for_who_only_says_serve(tmp_path: Path) -> None:
-    """As `make serve`: the demo model, one replica, no options."""
+    """The service is that of `make serve`: the demo model, one replica, no options."""
     with served([], tmp_path) as service:
         service.wait_ready()
         read_by_others(service, [f"{number} {TEXT * 60}" for number in range(3)])
