@@ -77,7 +77,7 @@ def read_by_others(service: Served, prompts: list[str]) -> None:
 
 
 def test_replicas_read_what_those_before_them_have_written(pair: Served) -> None:
-    assert "prefixes    shared through the" in pair.output
+    assert "prefixes    shared through " in pair.output
     read_by_others(pair, [f"{number} {PROMPT}" for number in range(3)])
 
 

@@ -26,7 +26,7 @@ from ..spec.prefix_cache_spec import PrefixCacheSpec
 class PrefixSharing:
     """Settings by which the replicas of a fleet share prefixes.
 
-    own     URL of the service's own redis-server; empty if there is none
+    own     URL of the service's own Redis; empty if there is none
     secret  secret of the fleet
     """
 
@@ -81,16 +81,16 @@ def describe_prefix_sharing(spec: FleetSpec, own: EmbeddedRedis | None) -> str:
 
 
 def limit_embedded_redis(spec: FleetSpec, shared: PrefixSharing) -> None:
-    """Give the service's own running redis-server the fleet's memory limit; print a line if that fails."""
+    """Give the service's own running Redis the fleet's memory limit; print a line if that fails."""
     if spec.prefix_cache.store != EMBEDDED or not shared.own:
         return
     try:
         there = set_memory_limit(Path(shared.own.removeprefix("unix://")), spec.prefix_cache.memory)
     except OSError as error:
-        _report(f"the memory of its redis-server stays as it is: {error.strerror}")
+        _report(f"the memory of its Redis stays as it is: {error.strerror}")
     else:
         if not there:
-            _report("its redis-server does not answer; it has the memory of now when it is started again")
+            _report("its Redis does not answer; it has the memory of now when it is started again")
 
 
 def choose_prefix_sharing(spec: FleetSpec, own: str = "", secret: bytes | None = None) -> PrefixSharing:
@@ -99,20 +99,20 @@ def choose_prefix_sharing(spec: FleetSpec, own: str = "", secret: bytes | None =
     The secret is that of the file `prefix_cache.secret` if the fleet names one, else `secret`, that of the fleet that
     is deployed already, else a new one. Raises ConfigurationError if the file cannot be used.
 
-    own  URL of the service's own redis-server; empty if there is none
+    own  URL of the service's own Redis; empty if there is none
     """
     path = spec.prefix_cache.secret
     return PrefixSharing(own=own, secret=read_secret(path) if path is not None else secret or os.urandom(SECRET_BYTES))
 
 
 def warn_if_no_embedded_redis(spec: FleetSpec, shared: PrefixSharing) -> None:
-    """Print a line if the fleet wants a redis-server of its own and the running service has none.
+    """Print a line if the fleet wants a Redis of its own and the running service has none.
 
     Such a server only starts with the service. On a Ray cluster that others started nobody would supervise it, and not
     all nodes could reach its socket.
     """
     if spec.prefix_cache.store == EMBEDDED and spec.prefix_cache.reuse and not shared.own:
-        _report("off: what runs has no redis-server of its own; name one that its nodes reach by prefix_cache.store")
+        _report("off: what runs has no Redis of its own; name one that its nodes reach by prefix_cache.store")
 
 
 def print_shared_dtype(spec: FleetSpec, shared: PrefixSharing) -> None:

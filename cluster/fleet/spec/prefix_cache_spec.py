@@ -17,11 +17,11 @@ class PrefixCacheSpec(Spec):
     reuse: bool = True
     """Reuse the KV of earlier requests for prompts that begin with the same tokens."""
     store: Text = EMBEDDED
-    """Store through which replicas share prefixes. embedded: a redis-server of the service's own; redis://, rediss://
-    or unix://: one that runs already; memory: not shared, each replica keeps its own in the host's memory; off:
-    none."""
+    """Store through which replicas share prefixes. embedded: a Redis or Valkey of the service's own; redis://,
+    rediss:// or unix://: one that runs already; memory: not shared, each replica keeps its own in the host's memory;
+    off: none."""
     memory: Size = 1 << 30
-    """Maximum memory of the service's own redis-server or, with `store: memory`, of each replica."""
+    """Maximum memory of the service's own Redis or, with `store: memory`, of each replica."""
     ttl_s: Positive = 3600.0
     """Seconds for which Redis keeps a prefix, give or take a tenth."""
     tenant_memory: Size | None = None

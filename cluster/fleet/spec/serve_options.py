@@ -45,7 +45,7 @@ class ServeOptions:
     reasoning_parser   parser of the model's reasoning; auto: chosen by its chat template
     unknown_fields     what to do with unknown fields, where the protocol leaves it open: ignore (and log), or refuse
     prefix_cache       where replicas share prompts' prefixes: embedded, a URL of Redis, memory or off
-    prefix_memory      bytes of memory of the service's own redis-server, or of each replica
+    prefix_memory      bytes of memory of the service's own Redis, or of each replica
     prefix_secret      file with the secret by which services share prefixes; None: this one shares with no other
     drain_s            seconds for streams to end after Ctrl-C, or on a replica that is removed, before they move
     stall_s            seconds without a sign of life after which a replica is given up, and its streams move
