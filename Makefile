@@ -17,7 +17,8 @@ MATRIX_S := 530
 NEWEST_S := 48
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # This distribution under its former name: removed before, as its removal takes the command along, whose ever it is by then.
-FORMER = $(BIN)/python -m pip uninstall --quiet --yes --disable-pip-version-check motley; rm -rf src/motley.egg-info
+FORMER = ! $(BIN)/python -m pip show --quiet motley 2>/dev/null \
+  || $(BIN)/python -m pip uninstall --quiet --yes --disable-pip-version-check motley; rm -rf src/motley.egg-info
 # One entry of pyproject.toml, so that a version range is written down once.
 ENTRY = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; $(1)"
 TORCH = $(call ENTRY,print(*[d for d in project['dependencies'] if d.startswith('torch>')]))
