@@ -92,6 +92,7 @@ class Request:
     tenant        the client's tenant; separates prefix caches and queues
     cache_salt    derived from the tenant by the ingress, never given by a client
     pooling       if set, the response is one embedding of the prompt, and no token
+    client_id     the client's own name of the request; empty: it gave none
     """
 
     request_id: str
@@ -103,6 +104,7 @@ class Request:
     tenant: str = ""
     cache_salt: bytes = b""
     pooling: Pooling | None = None
+    client_id: str = ""
 
     def __post_init__(self) -> None:
         assert self.prompt_ids, "a request has at least one prompt token"
@@ -278,6 +280,19 @@ class WeightsStatus:
     contents: str
 
 
+class RequestTimings(NamedTuple):
+    """Seconds that a request spent on its replica before its first token, by what it spent them on.
+
+    queue_s    from its arrival to its place in a batch, without `fetch_s`
+    fetch_s    waiting for KV from the prefix store
+    prefill_s  from its place in a batch to its first token
+    """
+
+    queue_s: float
+    fetch_s: float
+    prefill_s: float
+
+
 class StreamMessage(NamedTuple):
     """One message of a replica's stream: every delta that is ready, and the replica's load for the router.
 
@@ -286,7 +301,8 @@ class StreamMessage(NamedTuple):
     per hidden dimension, not normalised to unit length. Where there is a prefix store, the first message has `stored`,
     and the last has it again if more is known by then. The first message has `weights`, the version of the model's
     weights that the whole response is computed with, and `contents`, their digest as in ReplicaLoad. A router sends
-    both again where the response continues on another replica with other weights.
+    both again where the response continues on another replica with other weights. The first message has `timings` if a
+    token has been sampled, and the last one `preemptions`, the times that the request's sequences lost their places.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -297,6 +313,8 @@ class StreamMessage(NamedTuple):
     stored: PromptStoreStatus | None = None
     weights: int | None = None
     contents: str = ""
+    timings: RequestTimings | None = None
+    preemptions: int = 0
 
     @property
     def weights_status(self) -> WeightsStatus | None:

@@ -1147,3 +1147,310 @@ class FlushPrefixesReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["replicas", b"replicas"]) -> None: ...
 
 Global___FlushPrefixesReply: typing_extensions.TypeAlias = FlushPrefixesReply
+
+@typing.final
+class ExplainRouteRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: builtins.int
+    request: builtins.str
+    """the server's id of a request or of its call, or the client's"""
+    def __init__(
+        self,
+        *,
+        request: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request", b"request"]) -> None: ...
+
+Global___ExplainRouteRequest: typing_extensions.TypeAlias = ExplainRouteRequest
+
+@typing.final
+class RouteCandidate(google.protobuf.message.Message):
+    """A replica that was compared when a request was placed. Times are predictions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    TTFT_S_FIELD_NUMBER: builtins.int
+    TPOT_S_FIELD_NUMBER: builtins.int
+    QUEUE_S_FIELD_NUMBER: builtins.int
+    FETCH_S_FIELD_NUMBER: builtins.int
+    STRAIN_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    BEHIND_FIELD_NUMBER: builtins.int
+    replica_id: builtins.str
+    """Serve's name for it"""
+    pool: builtins.str
+    """its pool; empty: it is gone"""
+    ttft_s: builtins.float
+    """seconds to the first token"""
+    tpot_s: builtins.float
+    """seconds for each token after it"""
+    queue_s: builtins.float
+    """of ttft_s: until it would begin the prompt"""
+    fetch_s: builtins.float
+    """of ttft_s: how much later it would for what it fetches from the store"""
+    strain: builtins.float
+    """share of the objectives that it would take; without any: seconds to the end"""
+    cached_tokens: builtins.int
+    """of the prompt, that it would not compute"""
+    behind: builtins.str
+    """why it came after others, whatever was predicted; empty: it did not"""
+    def __init__(
+        self,
+        *,
+        replica_id: builtins.str = ...,
+        pool: builtins.str = ...,
+        ttft_s: builtins.float = ...,
+        tpot_s: builtins.float = ...,
+        queue_s: builtins.float = ...,
+        fetch_s: builtins.float = ...,
+        strain: builtins.float = ...,
+        cached_tokens: builtins.int = ...,
+        behind: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["behind", b"behind", "cached_tokens", b"cached_tokens", "fetch_s", b"fetch_s", "pool", b"pool", "queue_s", b"queue_s", "replica_id", b"replica_id", "strain", b"strain", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]) -> None: ...
+
+Global___RouteCandidate: typing_extensions.TypeAlias = RouteCandidate
+
+@typing.final
+class ExcludedReplicas(google.protobuf.message.Message):
+    """Replicas that were left out, or put behind all others."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    REPLICA_IDS_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """why"""
+    replicas: builtins.int
+    """how many"""
+    @property
+    def replica_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """the first of them"""
+
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        replicas: builtins.int = ...,
+        replica_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "replica_ids", b"replica_ids", "replicas", b"replicas"]) -> None: ...
+
+Global___ExcludedReplicas: typing_extensions.TypeAlias = ExcludedReplicas
+
+@typing.final
+class RouteAttempt(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AFTER_S_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    REPLICA_ID_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    CANDIDATES_FIELD_NUMBER: builtins.int
+    EXCLUDED_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    TOKENS_BEFORE_FIELD_NUMBER: builtins.int
+    TTFT_S_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    after_s: builtins.float
+    """seconds from the request's arrival"""
+    pool: builtins.str
+    """where it went"""
+    replica_id: builtins.str
+    """likewise; empty: to none"""
+    policy: builtins.str
+    """routing policy that placed it"""
+    replicas: builtins.int
+    """that there were"""
+    error: builtins.str
+    """code of what ended it; empty: it brought the rest of the answer, or runs"""
+    tokens_before: builtins.int
+    """of the answer, that the client had by then"""
+    ttft_s: builtins.float
+    """seconds to its first token; absent: none has come, or all came at once"""
+    cached_tokens: builtins.int
+    """of the prompt, that the replica did not compute; absent: it has not said"""
+    @property
+    def candidates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RouteCandidate]:
+        """up to 8, best first"""
+
+    @property
+    def excluded(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExcludedReplicas]:
+        """by reason"""
+
+    def __init__(
+        self,
+        *,
+        after_s: builtins.float = ...,
+        pool: builtins.str = ...,
+        replica_id: builtins.str = ...,
+        policy: builtins.str = ...,
+        replicas: builtins.int = ...,
+        candidates: collections.abc.Iterable[Global___RouteCandidate] | None = ...,
+        excluded: collections.abc.Iterable[Global___ExcludedReplicas] | None = ...,
+        error: builtins.str = ...,
+        tokens_before: builtins.int = ...,
+        ttft_s: builtins.float | None = ...,
+        cached_tokens: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "cached_tokens", b"cached_tokens", "ttft_s", b"ttft_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "after_s", b"after_s", "cached_tokens", b"cached_tokens", "candidates", b"candidates", "error", b"error", "excluded", b"excluded", "policy", b"policy", "pool", b"pool", "replica_id", b"replica_id", "replicas", b"replicas", "tokens_before", b"tokens_before", "ttft_s", b"ttft_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_cached_tokens", b"_cached_tokens"]) -> typing.Literal["cached_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ttft_s", b"_ttft_s"]) -> typing.Literal["ttft_s"] | None: ...
+
+Global___RouteAttempt: typing_extensions.TypeAlias = RouteAttempt
+
+@typing.final
+class RouteTerm(google.protobuf.message.Message):
+    """A part of what a request took. All parts add up to total_s."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PREDICTED_S_FIELD_NUMBER: builtins.int
+    ACTUAL_S_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """held, retries, moves, network, queue, fetch, prefill, first_token, decode, client or silence"""
+    predicted_s: builtins.float
+    """seconds, as predicted where the first token came from"""
+    actual_s: builtins.float
+    """seconds that it took"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        predicted_s: builtins.float = ...,
+        actual_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actual_s", b"actual_s", "name", b"name", "predicted_s", b"predicted_s"]) -> None: ...
+
+Global___RouteTerm: typing_extensions.TypeAlias = RouteTerm
+
+@typing.final
+class ExplainedRoute(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    CLIENT_IDS_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    INGRESS_FIELD_NUMBER: builtins.int
+    AGE_S_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    TOTAL_S_FIELD_NUMBER: builtins.int
+    TTFT_S_FIELD_NUMBER: builtins.int
+    RETRIES_FIELD_NUMBER: builtins.int
+    MOVES_FIELD_NUMBER: builtins.int
+    PREEMPTIONS_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
+    ATTEMPTS_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
+    CHOICE_FIELD_NUMBER: builtins.int
+    SLOW_BY_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """the server's"""
+    call_id: builtins.str
+    """the server's, of the whole call"""
+    tenant: builtins.str
+    """whose"""
+    ingress: builtins.str
+    """that placed it"""
+    age_s: builtins.float
+    """seconds since it came"""
+    outcome: builtins.str
+    """answered, cancelled, running, or an error's code"""
+    prompt_tokens: builtins.int
+    """of the prompt"""
+    output_tokens: builtins.int
+    """of the answer, all choices"""
+    total_s: builtins.float
+    """seconds from its arrival to its end, or until now"""
+    ttft_s: builtins.float
+    """seconds from its arrival to its first token; absent: none has come, or all came at once"""
+    retries: builtins.int
+    """further attempts before anything of the answer had come"""
+    moves: builtins.int
+    """and after"""
+    preemptions: builtins.int
+    """times that it lost its place in a batch"""
+    left_out: builtins.int
+    """attempts that are not told"""
+    choice: builtins.str
+    """why it went where its first token came from"""
+    slow_by: builtins.str
+    """name of the term that exceeds its prediction most; empty: none does by much"""
+    cause: builtins.str
+    """the same in words, or why it was refused"""
+    @property
+    def client_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """that the client gave the request and the call"""
+
+    @property
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RouteAttempt]:
+        """first to last"""
+
+    @property
+    def terms(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RouteTerm]:
+        """that are not 0"""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        client_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        tenant: builtins.str = ...,
+        ingress: builtins.str = ...,
+        age_s: builtins.float = ...,
+        outcome: builtins.str = ...,
+        prompt_tokens: builtins.int = ...,
+        output_tokens: builtins.int = ...,
+        total_s: builtins.float = ...,
+        ttft_s: builtins.float | None = ...,
+        retries: builtins.int = ...,
+        moves: builtins.int = ...,
+        preemptions: builtins.int = ...,
+        left_out: builtins.int = ...,
+        attempts: collections.abc.Iterable[Global___RouteAttempt] | None = ...,
+        terms: collections.abc.Iterable[Global___RouteTerm] | None = ...,
+        choice: builtins.str = ...,
+        slow_by: builtins.str = ...,
+        cause: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ttft_s", b"_ttft_s", "ttft_s", b"ttft_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ttft_s", b"_ttft_s", "age_s", b"age_s", "attempts", b"attempts", "call_id", b"call_id", "cause", b"cause", "choice", b"choice", "client_ids", b"client_ids", "ingress", b"ingress", "left_out", b"left_out", "moves", b"moves", "outcome", b"outcome", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "retries", b"retries", "slow_by", b"slow_by", "tenant", b"tenant", "terms", b"terms", "total_s", b"total_s", "ttft_s", b"ttft_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_ttft_s", b"_ttft_s"]) -> typing.Literal["ttft_s"] | None: ...
+
+Global___ExplainedRoute: typing_extensions.TypeAlias = ExplainedRoute
+
+@typing.final
+class ExplainedRoutes(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUTES_FIELD_NUMBER: builtins.int
+    MATCHES_FIELD_NUMBER: builtins.int
+    matches: builtins.int
+    """how many there are"""
+    @property
+    def routes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExplainedRoute]:
+        """newest first, up to 100"""
+
+    def __init__(
+        self,
+        *,
+        routes: collections.abc.Iterable[Global___ExplainedRoute] | None = ...,
+        matches: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["matches", b"matches", "routes", b"routes"]) -> None: ...
+
+Global___ExplainedRoutes: typing_extensions.TypeAlias = ExplainedRoutes

@@ -84,6 +84,11 @@ class ControlPlaneStub(object):
                 request_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.FlushPrefixesRequest.SerializeToString,
                 response_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.FlushPrefixesReply.FromString,
                 _registered_method=True)
+        self.ExplainRoute = channel.unary_unary(
+                '/motley.v1.ControlPlane/ExplainRoute',
+                request_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.ExplainRouteRequest.SerializeToString,
+                response_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.ExplainedRoutes.FromString,
+                _registered_method=True)
 
 
 class ControlPlaneServicer(object):
@@ -161,6 +166,13 @@ class ControlPlaneServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRoute(self, request, context):
+        """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, without prompts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlPlaneServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -213,6 +225,11 @@ def add_ControlPlaneServicer_to_server(servicer, server):
                     servicer.FlushPrefixes,
                     request_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.FlushPrefixesRequest.FromString,
                     response_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.FlushPrefixesReply.SerializeToString,
+            ),
+            'ExplainRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRoute,
+                    request_deserializer=motley_dot_cluster_dot_protos_dot_control__pb2.ExplainRouteRequest.FromString,
+                    response_serializer=motley_dot_cluster_dot_protos_dot_control__pb2.ExplainedRoutes.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -485,6 +502,33 @@ class ControlPlane(object):
             '/motley.v1.ControlPlane/FlushPrefixes',
             motley_dot_cluster_dot_protos_dot_control__pb2.FlushPrefixesRequest.SerializeToString,
             motley_dot_cluster_dot_protos_dot_control__pb2.FlushPrefixesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/motley.v1.ControlPlane/ExplainRoute',
+            motley_dot_cluster_dot_protos_dot_control__pb2.ExplainRouteRequest.SerializeToString,
+            motley_dot_cluster_dot_protos_dot_control__pb2.ExplainedRoutes.FromString,
             options,
             channel_credentials,
             insecure,

@@ -187,7 +187,23 @@ _ControlPlaneFlushPrefixesType = typing_extensions.TypeVar(
     ],
 )
 
-class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWatchFleetType, _ControlPlaneScalePoolType, _ControlPlaneSetScalingPolicyType, _ControlPlaneDrainReplicaType, _ControlPlaneRollModelType, _ControlPlaneUpdateWeightsType, _ControlPlaneGetMetricsType, _ControlPlaneGetPrefixesType, _ControlPlaneFlushPrefixesType]):
+_ControlPlaneExplainRouteType = typing_extensions.TypeVar(
+    '_ControlPlaneExplainRouteType',
+    grpc.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.ExplainRouteRequest,
+        motley.cluster.protos.control_pb2.ExplainedRoutes,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.ExplainRouteRequest,
+        motley.cluster.protos.control_pb2.ExplainedRoutes,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.ExplainRouteRequest,
+        motley.cluster.protos.control_pb2.ExplainedRoutes,
+    ],
+)
+
+class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWatchFleetType, _ControlPlaneScalePoolType, _ControlPlaneSetScalingPolicyType, _ControlPlaneDrainReplicaType, _ControlPlaneRollModelType, _ControlPlaneUpdateWeightsType, _ControlPlaneGetMetricsType, _ControlPlaneGetPrefixesType, _ControlPlaneFlushPrefixesType, _ControlPlaneExplainRouteType]):
     @typing.overload
     def __init__(self: ControlPlaneStub[
         grpc.UnaryUnaryMultiCallable[
@@ -229,6 +245,10 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
         grpc.UnaryUnaryMultiCallable[
             motley.cluster.protos.control_pb2.FlushPrefixesRequest,
             motley.cluster.protos.control_pb2.FlushPrefixesReply,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            motley.cluster.protos.control_pb2.ExplainRouteRequest,
+            motley.cluster.protos.control_pb2.ExplainedRoutes,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -274,6 +294,10 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
             motley.cluster.protos.control_pb2.FlushPrefixesRequest,
             motley.cluster.protos.control_pb2.FlushPrefixesReply,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            motley.cluster.protos.control_pb2.ExplainRouteRequest,
+            motley.cluster.protos.control_pb2.ExplainedRoutes,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetFleet: _ControlPlaneGetFleetType
@@ -308,6 +332,9 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
 
     FlushPrefixes: _ControlPlaneFlushPrefixesType
     """Lets every replica, and the store that they share, forget prefixes. Sequences keep what they hold."""
+
+    ExplainRoute: _ControlPlaneExplainRouteType
+    """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, without prompts."""
 
 ControlPlaneAsyncStub: typing_extensions.TypeAlias = ControlPlaneStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -349,6 +376,10 @@ ControlPlaneAsyncStub: typing_extensions.TypeAlias = ControlPlaneStub[
     grpc.aio.UnaryUnaryMultiCallable[
         motley.cluster.protos.control_pb2.FlushPrefixesRequest,
         motley.cluster.protos.control_pb2.FlushPrefixesReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        motley.cluster.protos.control_pb2.ExplainRouteRequest,
+        motley.cluster.protos.control_pb2.ExplainedRoutes,
     ],
 ]
 
@@ -435,5 +466,13 @@ class ControlPlaneServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[motley.cluster.protos.control_pb2.FlushPrefixesReply, collections.abc.Awaitable[motley.cluster.protos.control_pb2.FlushPrefixesReply]]:
         """Lets every replica, and the store that they share, forget prefixes. Sequences keep what they hold."""
+
+    @abc.abstractmethod
+    def ExplainRoute(
+        self,
+        request: motley.cluster.protos.control_pb2.ExplainRouteRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[motley.cluster.protos.control_pb2.ExplainedRoutes, collections.abc.Awaitable[motley.cluster.protos.control_pb2.ExplainedRoutes]]:
+        """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, without prompts."""
 
 def add_ControlPlaneServicer_to_server(servicer: ControlPlaneServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -19,6 +19,9 @@ from .attempt.placement import Placement
 from .attempt.retry_decider import RetryPolicy, is_context_too_short
 from .attempt.retryable_request import ReplicaContextFull, RetryableRequest, deadline_error
 from .directory.replica_registry import REPLICA_REGISTRY, ReplicaRegistry
+from .explanation.route_explanation import FoundRoutes, explain_routes
+from .explanation.route_log import RouteLog
+from .explanation.route_record import describe_excluded, pack_predictions
 from .fleet_status import FleetStatus
 from .ingress_stats import IngressStats
 from .prediction.context_lengths import min_context_tokens
@@ -57,6 +60,7 @@ class Router(ReplicaClient):
         self.live.replace_policy(routing.policy)
         self.stats = self._stats = IngressStats(routing.slo)
         self._stats.know(handles)
+        self.routes = RouteLog(self.live.clock)
         self._waiting = RequestQueue(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
         self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
@@ -81,19 +85,24 @@ class Router(ReplicaClient):
 
         whole  the client only sees the complete answer, so one message may carry all of it
         """
-        self._refuse_if_draining()
-        with self._stats.counted(request) as timer:
+        call, now_there = access_log.current_record(), len(self.live.replicas)
+        with (
+            self.routes.begin(request, call.id, call.client_id, now_there) as route,
+            self._stats.counted(request) as timer,
+        ):
+            self._refuse_if_draining()
             if self.num_streams >= MAX_STREAMS:
                 raise Overloaded(f"{self.num_streams} requests are under way already", code="queue_full")
             self.num_streams += 1
+            retryable = RetryableRequest(request, self._policy, _now, route)
             try:
-                retryable = RetryableRequest(request, self._policy, _now)
                 async with aclosing(hold_until_output(self._stream_retrying(retryable, whole))) as messages:
                     async for message in messages:
                         timer.message(message, retryable.pool)
                         yield message
             finally:
                 self.num_streams -= 1
+                route.answered(retryable.num_tokens, done=retryable.done and not retryable.late)
 
     async def _stream_retrying(self, retryable: RetryableRequest, whole: bool) -> AsyncGenerator[StreamMessage, None]:
         record, request = access_log.current_record(), retryable.request
@@ -148,6 +157,11 @@ class Router(ReplicaClient):
     def fleet(self) -> FleetStatus:
         """Return the replicas as this ingress sees them, and the demand that it has had."""
         return FleetStatus(self.live.status(set(self._suspects)), self._stats.demand(self._waiting.held))
+
+    def explain(self, name: str, ingress: str) -> FoundRoutes:
+        """Return where the latest requests of that id went, and why. `name`: the server's id, or a client's."""
+        pools = {replica: entry.pool for replica, entry in self.live.replicas.items()}
+        return explain_routes(self.routes.find(name), self.live.clock(), pools, ingress)
 
     def replace_routing(self, routing: RoutingConfig) -> None:
         """Use these objectives and weights from now on; requests that wait already keep their places."""
@@ -245,15 +259,17 @@ class Router(ReplicaClient):
 
     def _place(self, retryable: RetryableRequest, request: Request) -> CallAttempt:
         """Place the next attempt, preferably on a replica with the weights and numerics class of the answer so far."""
-        retryable.attempt = self._rank(retryable.placement, [request], retryable.deadline + DEADLINE_GRACE_S)
-        return retryable.attempt
+        attempt = self._rank(retryable.placement, [request], retryable.deadline + DEADLINE_GRACE_S)
+        retryable.place(attempt)
+        return attempt
 
     def _place_together(self, requests: list[Request]) -> CallAttempt:
         return self._rank(Placement(weight=len(requests)), requests)
 
     def _rank(self, placement: Placement, requests: list[Request], deadline: float = math.inf) -> CallAttempt:
         """Return an attempt that is placed on the best replicas of all pools, in the pool of the best one."""
-        doubtful = {*placement.avoid, *self._suspects}
+        suspects = set(self._suspects) - placement.avoid
+        doubtful = placement.avoid | suspects
         never = doubtful | placement.unfit if placement.strict else placement.unfit
         dispatch = self.live.dispatch(
             requests, last=doubtful, never=never, numerics=placement.numerics, weights=placement.weights
@@ -271,13 +287,26 @@ class Router(ReplicaClient):
             pool=pool,
             elsewhere=any(other != pool and name not in placement.avoid for name, other in pools.items()),
         )
-        return self._pools.attempt(placed, dispatch, deadline=deadline, wait_s=self._policy.wait_s)
+        attempt = self._pools.attempt(placed, dispatch, deadline=deadline, wait_s=self._policy.wait_s)
+        draining, num_replicas = self.live.draining, len(self.live.replicas)
+        excluded = (
+            describe_excluded(
+                ("draining", draining), ("context too short", placed.unfit), ("failed lately", suspects),
+                ("failed on this request", placement.avoid),
+            )
+            if draining or placed.unfit or doubtful
+            else ()
+        )  # fmt: skip
+        packed = pack_predictions(dispatch.order.values())
+        attempt.decision = placed.order, packed, num_replicas, self.live.policy_name, excluded
+        return attempt
 
     async def _after(self, retryable: RetryableRequest, error: MotleyError) -> MotleyError | None:
         """Prepare the next attempt after an error; return the error that ends the request if there is none."""
         if self._ended is not None:
             return self._ended
         replica = self._suspect(retryable.attempt, error)
+        retryable.route.failed(error)
         if isinstance(error, NoReplicaInPool):
             self._avoid_pool(retryable)
             return None

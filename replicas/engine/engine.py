@@ -431,7 +431,9 @@ class EngineCore:
         sequence.finish_reason = delta.finish_reason
         self.timings.ended(sequence, self._now)
         self._send(sequence, delta)
-        self._job_of[sequence.id].live.remove(sequence)
+        job = self._job_of[sequence.id]
+        job.live.remove(sequence)
+        job.preemptions += sequence.preemptions
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

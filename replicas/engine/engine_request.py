@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..errors import MotleyError
 from ..text.tokenizer.text_stream import TextStream
-from ..types import Delta, FinishReason, PromptStoreStatus, StreamMessage, TokenLogprob
+from ..types import Delta, FinishReason, PromptStoreStatus, RequestTimings, StreamMessage, TokenLogprob
 from .sequence import Sequence
 
 
@@ -24,9 +24,10 @@ class StepOutput(NamedTuple):
 class EngineRequest:
     """A request in the engine: its live sequences, and the output that is ready to be sent.
 
-    lead    the sequence of the first choice
-    opened  whether the first message was sent
-    stored  state of the prompt in the prefix store, as it was sent last
+    lead         the sequence of the first choice
+    opened       whether the first message was sent
+    stored       state of the prompt in the prefix store, as it was sent last
+    preemptions  how often those of its sequences that have ended lost their places
     """
 
     key: int
@@ -37,6 +38,7 @@ class EngineRequest:
     embedding: tuple[float, ...] | None = None
     error: MotleyError | None = None
     stored: PromptStoreStatus | None = None
+    preemptions: int = 0
 
 
 def replay_output(sequence: Sequence, text: TextStream | None) -> Delta | None:
@@ -67,10 +69,11 @@ def build_message(job: EngineRequest, stored: PromptStoreStatus | None = None) -
     """
     first, job.opened = not job.opened, True
     if not first and stored is None:
-        return StreamMessage(tuple(job.deltas))
+        return StreamMessage(tuple(job.deltas), preemptions=job.preemptions)
     before, job.stored = job.stored, stored or job.stored
     if not first:
-        return StreamMessage(tuple(job.deltas), stored=stored if _has_news(stored, before) else None)
+        news = stored if _has_news(stored, before) else None
+        return StreamMessage(tuple(job.deltas), stored=news, preemptions=job.preemptions)
     return StreamMessage(
         tuple(job.deltas),
         cached_tokens=job.lead.cached_tokens or 0,
@@ -78,7 +81,16 @@ def build_message(job: EngineRequest, stored: PromptStoreStatus | None = None) -
         embedding=job.embedding,
         stored=stored,
         weights=job.lead.weights,
+        timings=_timings(job.lead),
+        preemptions=job.preemptions,
     )
+
+
+def _timings(lead: Sequence) -> RequestTimings | None:
+    if lead.admitted_s is None or lead.first_token_s is None:
+        return None
+    queue_s = max(0.0, lead.admitted_s - lead.arrived_s - lead.fetch_s)
+    return RequestTimings(queue_s, lead.fetch_s, lead.first_token_s - lead.admitted_s)
 
 
 def _prompt_logprobs(lead: Sequence) -> tuple[TokenLogprob | None, ...] | None:

@@ -463,6 +463,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        sequence.preemptions += 1
         self.swap.preempt(sequence)
         self._suspend(sequence)
 

@@ -50,6 +50,8 @@ class Sequence:
     values               keys of the values that its prompt fills in the prefix store
     absent               index of the first of these values that was fetched and not there; None: no fetch missed
     coming               tokens whose KV came or comes from the prefix store, while it is WAITING_KV
+    fetch_s              seconds that it waited for KV from the prefix store
+    preemptions          how often it lost its place in the batch
     displaced            how often it was preempted for a request of a higher priority
     weights              version of the model's weights that it is computed with
     outdated             whether newer weights exist: its KV is then not shared with other sequences, in either
@@ -88,6 +90,8 @@ class Sequence:
     values: tuple[bytes, ...] = ()
     absent: int | None = None
     coming: int = 0
+    fetch_s: float = 0.0
+    preemptions: int = 0
     displaced: int = 0
     weights: int = 0
     outdated: bool = False

@@ -31,7 +31,7 @@ def test_it_is_of_all_that_is_decided_and_of_one_prediction(monkeypatch: pytest.
         (ReplicaDirectory, "soonest"),
         (RequestQueue, "wait_turn"),
         (ReplicaDirectory, "dispatch"),
-        (LatencyModel, "predict"),
+        (LatencyModel, "predict_parts"),
     ):
         count(owner, name)
     monkeypatch.setattr(decision_latency, "REPLICAS", (16,))
@@ -39,6 +39,6 @@ def test_it_is_of_all_that_is_decided_and_of_one_prediction(monkeypatch: pytest.
     samples = len(decision_latency.PROMPTS) * decision_latency._TURNS
     assert [row["workload"]["prompt_tokens"] for row in rows] == list(decision_latency.PROMPTS)
     assert requested["soonest"] == requested["wait_turn"] == samples
-    assert requested["dispatch"] == requested["predict"] == samples + len(decision_latency.PROMPTS), (
+    assert requested["dispatch"] == requested["predict_parts"] == samples + len(decision_latency.PROMPTS), (
         "and one that is sent first"
     )

@@ -556,8 +556,8 @@ async def test_one_prediction_answers_all_that_is_asked_of_a_request(monkeypatch
         RoutingConfig(slo=slo, shed=True, max_wait_s=5.0), one=[Stand(), Stand()], two=[Stand(a_profile(0.5))]
     )
     live, made = fleet.router.live, list[Any]()
-    predict = live.directory.predict
-    monkeypatch.setattr(live.directory, "predict", lambda now, ask: made.append(ask) or predict(now, ask))
+    predict = live.directory.predict_parts
+    monkeypatch.setattr(live.directory, "predict_parts", lambda now, ask: made.append(ask) or predict(now, ask))
     for member in live.replicas.values():
         member.observed = PROVEN
     await read(fleet.router, request(deadline_s=30.0))

@@ -20,7 +20,7 @@ from ....replicas.text.chat.tool_definitions import Tool
 from ....replicas.text.tokenizer.tokenizer import Tokenizer
 from ....replicas.types import ModelInfo, Request
 from ...transport import access_log
-from ...transport.caller import Caller
+from ...transport.caller import MAX_CLIENT_ID, Caller
 from .collected_response import MAX_RESPONSE_LOGPROBS
 from .logit_bias import bias_by_token
 from .parsed_request import AdmittedRequest, BodyLimits, ParsedRequest
@@ -137,6 +137,7 @@ class RequestAdmitter:
             tenant=caller.tenant,
             cache_salt=self._salt_of(caller.tenant),
             pooling=parsed.pooling,
+            client_id=access_log.clean_id(parsed.client_id, MAX_CLIENT_ID),
         )
         return AdmittedRequest(request, parsed, self.info.name, int(time.time()), prompt_is_cut=is_cut)
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ....replicas.errors import MotleyError, Unavailable
 from ....replicas.types import CallId
 from ..directory.dispatch_tracker import DispatchTracker
+from ..explanation.route_record import RouteDecision
 from .placement import Placement, ReplicaCandidate, SuspectReplicas
 
 T = TypeVar("T")
@@ -36,7 +37,10 @@ class CallAttempt:
     found          numerics class of that replica
     candidate_ids  all replicas that existed
     tried          replicas that were offered in this round
+    decision       what was known when it was placed; None: it is no request
     """
+
+    decision: RouteDecision | None = None
 
     def __init__(
         self,

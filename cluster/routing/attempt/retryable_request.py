@@ -20,6 +20,7 @@ from ....replicas.errors import (
     Unavailable,
 )
 from ....replicas.types import Delta, FinishReason, Request, StreamMessage, WeightsStatus
+from ..explanation.route_record import RouteRecord
 from .call_attempt import CallAttempt
 from .placement import Placement
 from .retry_decider import RetryDecider, RetryPolicy
@@ -35,6 +36,7 @@ class ReplicaContextFull(InvalidRequest):
 class RetryableRequest(RetryDecider):
     """One request, its attempts so far, and its answer as far as the client has received it.
 
+    route      record of where it goes; None: a new one, which nobody reads
     began      when it arrived, in seconds of the clock
     deadline   in seconds of the same clock; infinite: none
     attempt    the current attempt; None: it has not been placed
@@ -42,9 +44,12 @@ class RetryableRequest(RetryDecider):
     weights    the weights that its latest part was computed with, as the client was told
     """
 
-    def __init__(self, request: Request, policy: RetryPolicy, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, request: Request, policy: RetryPolicy, clock: Callable[[], float], route: RouteRecord | None = None
+    ) -> None:
         super().__init__(policy, clock)
         self.request = request
+        self.route = route or RouteRecord(request)
         self.began = clock()
         self.deadline = math.inf if request.deadline_s is None else self.began + request.deadline_s
         self.attempt: CallAttempt | None = None
@@ -69,6 +74,11 @@ class RetryableRequest(RetryDecider):
     def pool(self) -> str:
         """Name of the pool that the request is in; empty before it has been placed."""
         return "" if self.attempt is None else self.attempt.pool
+
+    def place(self, attempt: CallAttempt) -> None:
+        """Make this the current attempt."""
+        self.attempt = attempt
+        self.route.placed(attempt.decision, attempt.dispatch, attempt.pool, self.num_tokens)
 
     @property
     def with_output(self) -> Request:
@@ -105,6 +115,8 @@ class RetryableRequest(RetryDecider):
             self._finished[delta.index] = delta.finish_reason is not None
             self.late = self.late or delta.finish_reason is FinishReason.DEADLINE
         opens = message.cached_tokens is not None
+        if opens or message.preemptions:
+            self.route.opened(message)
         if opens and self._opened:
             self._others = None if _same(message.weights_status, self.weights) else message.weights_status
             message = message._replace(cached_tokens=None, prompt_logprobs=None, weights=None, contents="")

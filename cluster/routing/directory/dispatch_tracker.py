@@ -48,10 +48,15 @@ class DirectoryView(Protocol):
 class DispatchTracker:
     """Tracker of one dispatch: counts a request on its replica, and compares what is observed there with predictions.
 
-    order   predictions of the replicas to try, in this order
-    query   the routing query
-    chain   hash chain of the longest prompt
-    ttft_s  observed seconds to the first token; None: it has not come
+    order            predictions of the replicas to try, in this order
+    query            the routing query
+    chain            hash chain of the longest prompt
+    ttft_s           observed seconds to the first token; None: it has not come
+    sent_to          replica that the request was last sent to
+    sent_s           when it was sent there, in seconds of the directory's clock
+    first_s, last_s  when the first and the last message with tokens came, by the same clock; 0: none has come
+    reader_s         seconds that messages waited for their reader
+    num_tokens       output tokens that came in messages of a stream
     """
 
     def __init__(
@@ -70,9 +75,9 @@ class DispatchTracker:
         self._tokens = 0  # prompt tokens that the replica is expected to compute
         self._replica: str | None = None
         self._entry: DirectoryEntry | None = None
-        self._sent_s = self._first_s = self._last_s = 0.0
-        self._reader_s = 0.0  # seconds that messages waited for their reader
-        self._first_tokens = self._all_tokens = 0
+        self.sent_to: str | None = None
+        self.sent_s = self.first_s = self.last_s = self.reader_s = 0.0
+        self._first_tokens = self.num_tokens = 0
 
     @property
     def best(self) -> str | None:
@@ -84,11 +89,12 @@ class DispatchTracker:
             return
         self._stop_counting()
         live = self._live
-        self._replica, self._entry = replica, live.replicas.get(replica)
-        self._sent_s, self._taken = live.clock(), False
+        self._replica = self.sent_to = replica
+        self._entry = live.replicas.get(replica)
+        self.sent_s, self._taken = live.clock(), False
         if self._entry is not None:
             self._tokens = live.directory.computes(self._entry.row, self._query)
-            live.directory.sent(self._sent_s, self._entry.row, self._tokens, self._sequences)
+            live.directory.sent(self.sent_s, self._entry.row, self._tokens, self._sequences)
             self._policy = live.policy
             self._policy.sent(self._query, self._entry.row)
             live.invalidate()
@@ -97,18 +103,18 @@ class DispatchTracker:
     def message(self, message: StreamMessage) -> None:
         """Record a message from the replica: its load, the prefixes it reports, and the times of tokens."""
         now = self._live.clock()
-        self._live.heard(self._replica, message.load, self._sent_s)
+        self._live.heard(self._replica, message.load, self.sent_s)
         self.record_stored(message)
         self.take()
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
         if not tokens:
             return
         if self.ttft_s is None:
-            self.ttft_s = now - self._sent_s
-            self._first_s, self._first_tokens = now, tokens
+            self.ttft_s = now - self.sent_s
+            self.first_s, self._first_tokens = now, tokens
             self._saw_ttft(self.ttft_s)
-        self._all_tokens += tokens
-        self._last_s = now
+        self.num_tokens += tokens
+        self.last_s = now
 
     def record_stored(self, message: StreamMessage, request: Request | None = None) -> None:
         """Record what a message reports of its prompt in the replica's prefix store.
@@ -133,18 +139,18 @@ class DispatchTracker:
         try:
             yield
         finally:
-            self._reader_s += self._live.clock() - began
+            self.reader_s += self._live.clock() - began
 
     def whole(self, message: StreamMessage) -> None:
         """Record an answer that came in one message, and correct the replica's predictions by its time."""
         now = self._live.clock()
-        self._live.heard(self._replica, message.load, self._sent_s)
+        self._live.heard(self._replica, message.load, self.sent_s)
         self.record_stored(message)
         self.take()
         tokens = sum(len(delta.token_ids) for delta in message.deltas)
         if (entry := self._here()) is None or (predicted := self.order.get(self._replica or "")) is None:
             return
-        self.ttft_s = now - self._sent_s  # all that can be observed of it
+        self.ttft_s = now - self.sent_s  # all that can be observed of it
         expected = predicted.ttft_s + max(0.0, tokens / self._sequences - 1) * predicted.tpot_s
         self._live.directory.observe_whole_response(
             entry.row, predicted, _replica_share_s(entry, expected, self.ttft_s) / expected
@@ -159,13 +165,13 @@ class DispatchTracker:
         if self._entry is None:
             self._replica = None
             return
-        steps = (self._all_tokens - self._first_tokens) / self._sequences
-        seconds = self._last_s - self._first_s
+        steps = (self.num_tokens - self._first_tokens) / self._sequences
+        seconds = self.last_s - self.first_s
         predicted = self.order.get(self._replica or "")
         entry = self._here()
-        paced = self._reader_s > READER_SHARE * seconds
+        paced = self.reader_s > READER_SHARE * seconds
         if entry is not None and predicted is not None and steps >= MIN_STEPS and not paced:
-            output = round(self._all_tokens / self._sequences)
+            output = round(self.num_tokens / self._sequences)
             self._live.directory.observe_tpot(entry.row, predicted, seconds / steps, output)
         self._stop_counting()
 

@@ -49,10 +49,12 @@ class ReplicaDirectory:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slo = slo
+        self.policy_name = DEFAULT_POLICY
         self.policy = create_routing_policy(DEFAULT_POLICY, rng)
         self.changed = asyncio.Event()  # set when a replica joins or a load changes
         self.replicas: dict[str, DirectoryEntry] = {}
         self.had_replica = False
+        self.draining: set[str] = set()  # replicas that take no new requests
         self.directory = LatencyModel([], slo)
         self.clock = clock
         self.prefixes = PrefixIndex()
@@ -111,6 +113,7 @@ class ReplicaDirectory:
         entry = self.replicas.pop(replica, None)
         if entry is not None:
             del self._by_row[entry.row]
+            self.draining.discard(replica)
             self.contexts.remove(entry.row)
             self._unproven[entry.pool].discard(replica)
             self.prefixes.clear(entry.row)
@@ -168,8 +171,10 @@ class ReplicaDirectory:
     def _set_usable(self, entry: DirectoryEntry, *, usable: bool) -> None:
         self.directory.set_usable(entry.row, usable=usable)
         if usable:
+            self.draining.discard(entry.profile.replica_id)
             self.contexts.add(entry.row, entry.profile.model.max_model_len)
         else:
+            self.draining.add(entry.profile.replica_id)
             self.contexts.remove(entry.row)
 
     def observed(self, entry: DirectoryEntry) -> None:
@@ -256,7 +261,7 @@ class ReplicaDirectory:
         """Order replicas by this routing policy from now on; it keeps its state if it is the current one."""
         policy = create_routing_policy(name)
         if type(policy) is not type(self.policy):
-            self.policy = policy
+            self.policy, self.policy_name = policy, name
             self.invalidate()
 
     def invalidate(self) -> None:

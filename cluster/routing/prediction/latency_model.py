@@ -211,6 +211,11 @@ class LatencyModel:
 
     def predict(self, now: float, query: RoutingQuery) -> tuple[FloatArray, FloatArray]:
         """Return the time to first token and the time per token after it on each replica, in seconds."""
+        ttft, tpot, *_ = self.predict_parts(now, query)
+        return ttft, tpot
+
+    def predict_parts(self, now: float, query: RoutingQuery) -> tuple[FloatArray, ...]:
+        """Return the time to first token and the time per token, and then the `parts` of `RoutingCandidates`."""
         new = np.empty(len(self._rows))
         new.fill(query.prompt_tokens)
         if query.cached:
@@ -245,20 +250,20 @@ class LatencyModel:
             kv = np.maximum(kv - self._kv_tokens, _ZERO) / self._kv_tokens
             steps = (over / self._max_running + kv) * self._output_tokens
         # Queued prompts are computed, and stored KV is fetched, while other sequences end.
-        queue_s = np.maximum(queued / rate, steps * tpot)
+        start_s = queue_s = np.maximum(queued / rate, steps * tpot)
         if fetch_s is not None:
-            queue_s = np.maximum(queue_s, fetch_s)
-        ttft = queue_s + (new - rest) / rate + rest_s + np.minimum(sequences, _HALF) * tpot
+            start_s = np.maximum(queue_s, fetch_s)
+        ttft = start_s + (new - rest) / rate + rest_s + np.minimum(sequences, _HALF) * tpot
         # The whole prediction is corrected: the correction of one part would diverge where another part decides.
         ttft, tpot = ttft * self._ttft_off, tpot * (self._tpot_off * np.array(self._growth))
-        return ttft, tpot
+        return (ttft, tpot, new, queue_s) if fetch_s is None else (ttft, tpot, new, queue_s, start_s - queue_s)
 
     def candidates(self, now: float, query: RoutingQuery, *, allow_late: bool = True) -> RoutingCandidates:
         """Return what a routing policy sees of all replicas, for one request at one moment.
 
         allow_late  also replicas that are predicted to miss the objectives may be chosen
         """
-        ttft, tpot = self.predict(now, query)
+        ttft, tpot, *parts = self.predict_parts(now, query)
         strain = self._strain(ttft, tpot, query)
         strain += self._barred
         if query.context > self._shortest_context:
@@ -266,9 +271,9 @@ class LatencyModel:
         if query.numerics is not None or query.others or query.last:
             _put_last(strain, self._numerics, query)
         return RoutingCandidates(
-            ttft, tpot, strain, _ANY if allow_late or self.slo is None else 1.0, self.slo, self._ttft_off,
-            self._tpot_off, self._growth, self._sequences, self._sent, self._carried, self._queued, self._prefill,
-            self._token_s, self._output_tokens, self._profiles,
+            ttft, tpot, strain, _ANY if allow_late or self.slo is None else 1.0, self.slo, tuple(parts),
+            self._ttft_off, self._tpot_off, self._growth, self._sequences, self._sent, self._carried, self._queued,
+            self._prefill, self._token_s, self._output_tokens, self._profiles,
         )  # fmt: skip
 
     def _strain(self, ttft: FloatArray, tpot: FloatArray, query: RoutingQuery) -> FloatArray:

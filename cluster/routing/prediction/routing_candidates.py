@@ -28,6 +28,7 @@ class RoutingCandidates(NamedTuple):
                           infinite for those that may not be chosen
     max_strain            finite strain up to which a replica may be chosen
     slo                   latency objectives, if there are any
+    parts                 `computed`, `queue_s` and, where anything is fetched, `fetch_s` of `LatencyPrediction`
     ttft_off, tpot_off    corrections that are part of the predictions
     growth                factor of the time per token, which is part of the predictions too
     reported              sequences on each replica by its latest load, whichever ingress sent them
@@ -45,6 +46,7 @@ class RoutingCandidates(NamedTuple):
     strain: FloatArray
     max_strain: float
     slo: Slo | None
+    parts: tuple[FloatArray, ...]
     ttft_off: FloatArray
     tpot_off: FloatArray
     growth: float
@@ -71,8 +73,13 @@ class RoutingCandidates(NamedTuple):
     def predictions(self, rows: Sequence[int]) -> list[LatencyPrediction]:
         """Return the predictions of these rows, in the same order."""
         ttft_s, tpot_s, strain, ttft_off = self.ttft_s.item, self.tpot_s.item, self.strain.item, self.ttft_off.item
-        tpot_off, growth = self.tpot_off.item, self.growth
+        tpot_off, growth, (computed, queue_s) = self.tpot_off.item, self.growth, [part.item for part in self.parts[:2]]
+        fetch_s = self.parts[2].item if len(self.parts) > 2 else None
+        create = LatencyPrediction._make  # faster than the class itself
         return [
-            LatencyPrediction(row, ttft_s(row), tpot_s(row), strain(row), ttft_off(row), tpot_off(row) * growth)
+            create((
+                row, ttft_s(row), tpot_s(row), strain(row), ttft_off(row), tpot_off(row) * growth, computed(row),
+                queue_s(row), 0.0 if fetch_s is None else fetch_s(row),
+            ))
             for row in rows
-        ]
+        ]  # fmt: skip

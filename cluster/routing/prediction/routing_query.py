@@ -90,6 +90,9 @@ class LatencyPrediction(NamedTuple):
     strain              share of its objective that the scarcer of both times takes, after the margins; without
                         objectives the seconds until an answer of usual length ends
     ttft_off, tpot_off  the corrections that are part of the prediction
+    computed            prompt tokens that the replica would compute
+    queue_s, fetch_s    parts of `ttft_s` before its correction: until the replica begins the prompt, and how much later
+                        it does for what it fetches from its prefix store
     """
 
     replica: int
@@ -98,6 +101,9 @@ class LatencyPrediction(NamedTuple):
     strain: float
     ttft_off: float = 1.0
     tpot_off: float = 1.0
+    computed: float = 0.0
+    queue_s: float = 0.0
+    fetch_s: float = 0.0
 
 
 def step_time_pieces(speed: ReplicaSpeed, full_s: float) -> FloatArray:

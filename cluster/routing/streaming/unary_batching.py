@@ -48,7 +48,8 @@ class _UnaryBatch:
         self.accepted = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         for item in items:
-            item.batch, item.retryable.attempt = self, attempt
+            item.batch = self
+            item.retryable.place(attempt)
 
 
 class UnaryBatcher:

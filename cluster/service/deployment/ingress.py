@@ -42,6 +42,7 @@ from ...metrics.metrics_totals import ServiceMetrics
 from ...metrics.ray_exporter import RayMetricsExporter
 from ...ray_compat.serve_deployments import LateAppDeployment
 from ...ray_compat.serve_handles import deployment_handle
+from ...routing.explanation.route_explanation import FoundRoutes
 from ...routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
 from ...routing.ingress_broadcast import APPLICATION
 from ...routing.queueing.request_queue import RoutingConfig
@@ -199,6 +200,10 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
     async def prefixes(self) -> tuple[PrefixStatus, ...]:
         """Return the replicas' prefix cache statistics. For the control plane. Raises Unavailable."""
         return await self.router.prefixes()
+
+    async def explain_route(self, request: str) -> FoundRoutes:
+        """Return where this ingress's latest requests of that id went, and why. For the control plane."""
+        return self.router.explain(request, serve.get_replica_context().replica_id.unique_id)
 
     async def end_streams(self) -> None:
         """End the streams that are left with an error, since the drain is over."""

@@ -388,13 +388,13 @@ class Worker:
         load = self._complete_load(thread.load)
         now = time.monotonic()
         for output_queue, (_, message, done, error) in wanted:
-            deltas, _, cached, logprobs, embedding, stored, weights, _ = message
+            deltas, _, cached, logprobs, embedding, stored, weights, _, timings, preemptions = message
             digest = ""
             if weights is not None:
                 status = self._weights_status(weights)
                 weights, digest = status.version, status.contents
             with_load = StreamMessage(
-                deltas, load, cached, logprobs, embedding, stored, weights, digest
+                deltas, load, cached, logprobs, embedding, stored, weights, digest, timings, preemptions
             )  # not _replace: faster
             output_queue.put(with_load, now, done=done, error=error)
 

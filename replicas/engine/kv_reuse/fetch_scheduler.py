@@ -175,6 +175,7 @@ class FetchScheduler:
         if fetch.cancelled:
             return
         self.outcomes[fetch.outcome] += 1
+        sequence.fetch_s = fetch.seconds
         sequence.state = SequenceState.WAITING
         if num_loaded:
             first = parked.begin * self._link.value_blocks
@@ -198,6 +199,7 @@ class FetchScheduler:
             if not fetch.cancelled and now > fetch.expires:
                 fetch.cancelled = True
                 parked.sequence.state = SequenceState.WAITING
+                parked.sequence.fetch_s = now - fetch.sent
                 self.outcomes[TIMEOUT] += 1
         for sequence, key in list(self._behind.items()):
             inflight = self._inflight.get(key)

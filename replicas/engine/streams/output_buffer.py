@@ -82,4 +82,5 @@ def merge_messages(messages: list[StreamMessage]) -> StreamMessage:
             by_choice.setdefault(delta.index, []).append(delta)
     deltas = tuple(join_deltas(deltas) for deltas in by_choice.values())
     stored = next((message.stored for message in reversed(messages) if message.stored is not None), None)
-    return messages[0]._replace(deltas=deltas, load=messages[-1].load, stored=stored)
+    last = messages[-1]
+    return messages[0]._replace(deltas=deltas, load=last.load, stored=stored, preemptions=last.preemptions)

@@ -100,6 +100,33 @@ def prefixes(
 
 
 @app.command()
+def explain(
+    request: Annotated[str, typer.Argument(help="A request's id: the server's, or the client's own.")],
+    address: Address = None,
+    admin_key: AdminKey = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Show why a request went to its replica, and what made it slow.
+
+    Each ingress knows its last 10,000 requests, those that were refused or failed too.
+
+    \b
+    Examples:
+      motley fleet explain chatcmpl-5d41402abc4b2a76b9719d911017c592
+      motley fleet explain my-request-7 --json
+    """
+    from ..cluster.protos import control_pb2 as pb
+    from . import fleet_explain
+
+    with _plane(address, admin_key, ca) as plane:
+        found = plane.ExplainRoute(pb.ExplainRouteRequest(request=request))
+    if as_json:
+        return _print(found)
+    fleet_explain.show_routes(found)
+
+
+@app.command()
 def watch(address: Address = None, admin_key: AdminKey = None, ca: Ca = None, as_json: Json = False) -> None:
     """Show the fleet as it changes, until Ctrl-C.
 

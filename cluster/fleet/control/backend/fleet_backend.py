@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from .....replicas.updates.weight_file import WeightFile
+from ....routing.explanation.route_explanation import FoundRoutes
 from ....routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
 from ..state.control_state import PolicyPlan, PoolPlan
 
@@ -117,6 +118,10 @@ class FleetBackend(Protocol):
 
     async def prefixes(self) -> Sequence[PrefixStatus]:
         """Return the prefix cache statistics of the replicas that answer."""
+        ...
+
+    async def explain(self, request: str) -> FoundRoutes:
+        """Return where the latest requests of that id went, of all ingresses."""
         ...
 
     async def check_weights(self, path: str) -> Path:

@@ -38,6 +38,7 @@ from ....ray_compat.serve_controller import (
 )
 from ....ray_compat.serve_deployments import DeploymentChange, redeploy_application
 from ....ray_compat.visible_names import FAILED_START
+from ....routing.explanation.route_explanation import FoundRoutes, join_routes
 from ....routing.fleet_status import FleetStatus, FleetStatusMerger, PrefixStatus, WeightStatus
 from ....routing.ingress_broadcast import INGRESS, call_every_ingress
 from ...deployed.deployed_fleet import read_deployed
@@ -129,6 +130,17 @@ class ServeBackend:
     async def prefixes(self) -> Sequence[PrefixStatus]:
         response: Sequence[PrefixStatus] = await self._call_ingress("prefixes")
         return response
+
+    async def explain(self, request: str) -> FoundRoutes:
+        try:
+            found: list[FoundRoutes] = await call_every_ingress(
+                await self._ingress(), "explain_route", request, timeout_s=RESPONSE_TIMEOUT_S
+            )
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise _no_ingress(error) from error
+        if not found:
+            raise Unavailable("no ingress runs; try again shortly", code="no_ingress")
+        return join_routes(found)
 
     async def check_weights(self, path: str) -> Path:
         deployed = await asyncio.to_thread(read_deployed)
@@ -253,12 +265,16 @@ class ServeBackend:
         try:
             return await _in_time(getattr(await self._ingress(), method).remote(*args), timeout_s)
         except (RayError, RayServeException, TimeoutError) as error:
-            raise Unavailable(f"the ingress does not answer: {_last_line(str(error))}", code="no_ingress") from error
+            raise _no_ingress(error) from error
 
     async def _ingress(self) -> Any:
         if self._handle is None:
             self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
         return self._handle
+
+
+def _no_ingress(error: Exception) -> Unavailable:
+    return Unavailable(f"an ingress does not answer: {_last_line(str(error))}", code="no_ingress")
 
 
 def _does_not_start(details: DeploymentDetails) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from .....replicas.errors import InvalidRequest, MotleyError, NotFound
 from .....replicas.short_repr import short_repr
 from ....one_shot_event import OneShotEvent, create_event, set_event
+from ....routing.explanation.route_explanation import FoundRoutes
 from ....routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
 from ...scaling.arrival_rates import ArrivalRates
 from ...scaling.scaling_policy import ReplicaTarget
@@ -223,6 +224,10 @@ class FleetReconciler:
     async def prefixes(self) -> Sequence[PrefixStatus]:
         """Return the prefix cache statistics of the replicas. Raises Unavailable."""
         return await self._fleet.prefixes()
+
+    async def explain(self, request: str) -> FoundRoutes:
+        """Return where the latest requests of that id went, and why. Raises Unavailable."""
+        return await self._fleet.explain(request)
 
     async def flush(self, tenant: str | None) -> int:
         """Drop the cached prefixes of one tenant, or of all (None); return on how many replicas. Raises Unavailable."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from ....protos import control_pb2 as pb
+from ....routing.explanation.route_explanation import FoundRoutes
 from ....routing.fleet_status import DemandCounters, PrefixStatus, ReplicaStatus, WeightStatus
 from ..backend.fleet_backend import PoolSnapshot, ReplicaSnapshot
 from ..reconciler.fleet_observation import replicas_by_pool
@@ -51,6 +52,10 @@ def prefixes_message(found: Iterable[PrefixStatus]) -> pb.Prefixes:
     return pb.Prefixes(
         replicas=[_replica_prefixes_message(one) for one in sorted(found, key=lambda one: (one.pool, one.replica_id))]
     )
+
+
+def routes_message(found: FoundRoutes) -> pb.ExplainedRoutes:
+    return pb.ExplainedRoutes(routes=[asdict(one) for one in found.routes], matches=found.matches)
 
 
 def weights_message(plane: FleetReconciler, pool: str, results: Iterable[WeightStatus]) -> pb.UpdateWeightsReply:

@@ -12,6 +12,7 @@ from .....replicas.short_repr import short_repr
 from ....api.common.fields.unknown_message_fields import refuse_unknown_fields
 from ....one_shot_event import wait_for_first
 from ....protos import control_pb2 as pb
+from ....routing.explanation.route_log import MAX_ROUTES
 from ....transport.caller import Caller
 from ....transport.grpc_server.rpc_methods import stream, tells_metrics, unary
 from ....transport.slow_clients import SlowClientMonitor
@@ -129,6 +130,22 @@ class ControlRpcs:
         flushed = await self._plane.flush(tenant)
         log.info("prefixes of %s flushed by %s", "everyone" if tenant is None else short_repr(tenant), _by(caller))
         return pb.FlushPrefixesReply(replicas=flushed)
+
+    @unary(pb.ExplainedRoutes)
+    async def ExplainRoute(self, request: pb.ExplainRouteRequest, caller: Caller) -> pb.ExplainedRoutes:
+        refuse_unknown_fields(request)
+        if not request.request:
+            raise InvalidRequest(
+                "request: it is missing; give the server's id of a request, or a client's", param="request"
+            )
+        found = await self._plane.explain(request.request)
+        if not found.matches:
+            raise NotFound(
+                f"request: no ingress knows {short_repr(request.request)}; each keeps its last {MAX_ROUTES:,}",
+                param="request",
+                code="request_not_found",
+            )
+        return control_messages.routes_message(found)
 
     def _policy(self, request: pb.SetScalingPolicyRequest) -> PolicyPlan | None:
         """Return the policy that a request asks for, or None if it names none.
