@@ -83,7 +83,9 @@ def test_a_request_too_long_for_the_objective_is_in_nobodys_optimum():
 def test_the_benchmark_says_that_it_is_simulated(monkeypatch):
     workload = {"replicas": 16, "prompt_tokens": 64}
     decision = {"metric": "decision", "workload": workload, "value": 9.0, "source": "measured"}
-    monkeypatch.setattr(router_comparison, "measure_decisions", lambda: [decision])  # test_decision.py has it
+    recording = {"metric": "recording", "workload": {"replicas": 16}, "value": 4.0, "source": "measured"}
+    monkeypatch.setattr(router_comparison, "measure_decisions", lambda: [decision])  # test_decision.py has both
+    monkeypatch.setattr(router_comparison, "measure_recording", lambda: [recording])
     monkeypatch.setattr(router_comparison, "TUNED_AT", (0.9,))
     plan = RoutingBenchPlan(
         fleets=["T4+A10"],
@@ -98,6 +100,7 @@ def test_the_benchmark_says_that_it_is_simulated(monkeypatch):
     assert [row["source"] for row in report["rows"] if row["metric"] == "decision"] == ["measured"]
     assert "simulated" in text(report)
     assert "decision among 16 replicas, prompt of 64 tokens: 9 µs (measured)" in text(report)
+    assert "record of one among 16 replicas: 4.0 µs (measured)" in text(report)
     another = report | {"rows": [row | {"workload": row["workload"] | {"fleet": "another"}} for row in goodputs]}
     assert len(merge_reports(report, another)["rows"]) == len(report["rows"]) + len(goodputs)
     assert merge_reports(report, report)["rows"] == report["rows"]

@@ -45,6 +45,7 @@ TOOLS = {
     "GrammarProcess",  # knows which tokens may follow
     "LogprobBudget",  # bounds an answer
     "RequestStreamer",  # the router, or what stands before it
+    "RouteRecord",  # notes where a request went
     "Router",
     "StreamMultiplexer",  # an open stream
 }

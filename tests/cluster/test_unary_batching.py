@@ -78,8 +78,8 @@ async def answer(router: Router, request: Request) -> StreamMessage:
 
 
 def plain(message: StreamMessage) -> StreamMessage:
-    """Without the load, which is that of the moment."""
-    return message._replace(load=None)
+    """Without the load and the times, which are those of the moment."""
+    return message._replace(load=None, timings=None)
 
 
 async def test_answers_are_those_of_each_alone(workers: list[Worker]) -> None:

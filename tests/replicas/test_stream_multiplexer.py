@@ -25,6 +25,7 @@ from motley.replicas.types import (
     FinishReason,
     PromptStoreStatus,
     ReplicaLoad,
+    RequestTimings,
     StreamMessage,
     TokenLogprob,
 )
@@ -68,6 +69,8 @@ made = st.builds(
     stored=st.none() | st.builds(PromptStoreStatus, st.integers(0, 9), st.none() | st.integers(0, 9), st.floats(0, 1)),
     weights=st.none() | st.integers(0, 3),
     contents=st.text(max_size=3),
+    timings=st.none() | st.builds(RequestTimings, *[st.floats(0, 1)] * 3),
+    preemptions=st.integers(0, 3),
 )
 
 

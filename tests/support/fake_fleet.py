@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from motley.cluster.fleet.control.backend.fleet_backend import PlannedFleet, PoolSnapshot, ReplicaSnapshot
 from motley.cluster.fleet.control.reconciler.fleet_reconciler import FleetReconciler
 from motley.cluster.fleet.control.state.control_state import ControlState, PoolPlan, decode_state, encode_state
+from motley.cluster.routing.explanation.route_explanation import FoundRoutes, explain_routes, join_routes
+from motley.cluster.routing.explanation.route_log import RouteLog
 from motley.cluster.routing.fleet_status import (
     DemandCounters,
     FleetStatus,
@@ -40,6 +43,7 @@ class FakeFleet:
     go_on     until it happens nobody takes weights, who are asked for them; asked: they are
     telling   whether there is an ingress; failing: what it was told of replicas that do not start
     plan      what was deployed last
+    routes    where its requests went
     """
 
     def __init__(self, pools: Mapping[str, int], *, room: int = 100) -> None:
@@ -51,6 +55,7 @@ class FakeFleet:
         self.failing = ""
         self.plan: PlannedFleet | None = None
         self.prefix_stats: PrefixStats | None = None
+        self.routes = RouteLog(time.monotonic)
         self.demand = DemandCounters()
         self.age_s = 0.0  # of what replicas have told
         self.marked: set[str] = set()
@@ -156,6 +161,10 @@ class FakeFleet:
         names = [(pool, one.replica_id) for pool in self.pools for one in self.pools[pool].running]
         load = ReplicaLoad(prompt_tokens=100, cached_tokens=40)
         return tuple(PrefixStatus(pool, name, load, self.prefix_stats) for pool, name in names)
+
+    async def explain(self, request: str) -> FoundRoutes:
+        one = explain_routes(self.routes.find(request), time.monotonic(), {"r1": "cpu"}, "i1")
+        return join_routes([one, FoundRoutes((), 0)])
 
     async def check_weights(self, path: str) -> Path:
         if "secret" in path:

@@ -31,11 +31,8 @@ RouteDecision = tuple[tuple[str, ...], bytes, int, str, tuple[ExcludedNames, ...
 
 
 def pack_predictions(predictions: Collection[LatencyPrediction]) -> bytes:
-    """Return at most `RANKS` predictions as numbers of 32 bits; nothing if one is too large for that."""
-    try:
-        return _PACK[len(predictions)](*chain.from_iterable(predictions))
-    except OverflowError:
-        return b""
+    """Return at most `RANKS` predictions as numbers of 32 bits; a number that is too large becomes infinite."""
+    return _PACK[len(predictions)](*chain.from_iterable(predictions))
 
 
 def describe_excluded(*reasons: tuple[str, Collection[str]]) -> tuple[ExcludedNames, ...]:

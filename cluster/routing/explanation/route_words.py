@@ -26,9 +26,10 @@ def choice_sentence(record: RouteRecord) -> str:
     if (attempt := first_answer(record)) is None:
         return ""
     predictions = attempt.predictions
-    chosen, expected = attempt.replica or next(iter(predictions), ""), predictions.get(attempt.replica)
+    chosen = attempt.replica or next(iter(predictions), "")
     if not chosen:
         return "No replica could be compared: it was to go to any that took it."
+    expected = predictions.get(chosen)
     if expected is None:
         return f"It went to {chosen}, for which nothing was predicted."
     sentences = [f"It went to {chosen}, predicted to begin in {_time(expected.ttft_s)}, {_parts(expected, record)}."]

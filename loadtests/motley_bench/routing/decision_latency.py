@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from motley.cluster.routing.directory.replica_directory import PROVEN, ReplicaDirectory
+from motley.cluster.routing.explanation.route_log import RouteLog
+from motley.cluster.routing.explanation.route_record import pack_predictions
 from motley.cluster.routing.prediction.context_lengths import min_context_tokens
 from motley.cluster.routing.prediction.latency_model import Slo
 from motley.cluster.routing.queueing.request_queue import RequestQueue, RoutingConfig
@@ -20,11 +22,12 @@ from motley.replicas.host.measurement_rows import row
 from motley.replicas.sampling_params import SamplingParams
 from motley.replicas.types import ReplicaLoad, ReplicaProfile, Request
 
-__all__ = ["measure_decisions"]
+__all__ = ["measure_decisions", "measure_recording"]
 
 REPLICAS = (16, 1000)
 PROMPTS = (500, 5000)  # tokens
 _TURNS, _WARM_UP = 500, 100
+_RECORDS = 20  # of which the time is taken together
 _POOL = "pool"
 _SLO = Slo(3.0, 0.1)
 _DEADLINE_S = 60.0
@@ -50,13 +53,44 @@ def measure_decisions() -> Iterator[dict[str, Any]]:
             )
 
 
-async def _decide(replicas: int, tokens: int) -> list[float]:
-    live = ReplicaDirectory({_POOL: _POOL}, _SLO, random.Random(0))
-    waiting = RequestQueue(live, RoutingConfig(slo=_SLO, shed=True, max_wait_s=10.0), lambda: True)
+def measure_recording() -> Iterator[dict[str, Any]]:
+    """Yield rows with the CPU time of the record that is kept of a request with one decision, in microseconds.
+
+    What the decision itself gathers for it is part of `measure_decisions`.
+    """
+    for replicas in REPLICAS:
+        samples = asyncio.run(_record(replicas))
+        yield row("recording", {"replicas": replicas}, "µs of a core", samples, higher_is_better=False)
+
+
+async def _record(replicas: int) -> list[float]:
     rng = random.Random(1)
+    live, request = _directory(replicas, rng), _request(rng, [], PROMPTS[0])
+    dispatch, routes, samples = live.dispatch([request]), RouteLog(live.clock), []
+    order = tuple(dispatch.order)  # a placement has it anyway
+    for _ in range(_TURNS):
+        began = time.thread_time()
+        for _ in range(_RECORDS):
+            with routes.begin(request, "", "", replicas) as route:
+                packed = pack_predictions(dispatch.order.values())
+                route.placed((order, packed, replicas, live.policy_name, ()), dispatch, _POOL, 0)
+                route.answered(1, done=True)
+        samples.append((time.thread_time() - began) / _RECORDS * 1e6)
+    return samples[_WARM_UP:]
+
+
+def _directory(replicas: int, rng: random.Random) -> ReplicaDirectory:
+    live = ReplicaDirectory({_POOL: _POOL}, _SLO, random.Random(0))
     for profile in _profiles(replicas):
         live.joined(profile)
         live.reported(profile.replica_id, ReplicaLoad(rng.randrange(32), 0, rng.randrange(1000), 9000, 10_000, steps=1))
+    return live
+
+
+async def _decide(replicas: int, tokens: int) -> list[float]:
+    rng = random.Random(1)
+    live = _directory(replicas, rng)
+    waiting = RequestQueue(live, RoutingConfig(slo=_SLO, shed=True, max_wait_s=10.0), lambda: True)
     for replica in live.replicas.values():
         replica.observed = PROVEN  # else no request would be checked against its deadline
     cached = [rng.randrange(32_000) for _ in range(tokens // 2)]

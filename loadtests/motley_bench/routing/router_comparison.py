@@ -20,7 +20,7 @@ from motley.replicas.host.cpu_cores import usable_cores
 from motley.replicas.host.measurement_rows import machine, row, versions
 
 from .baseline_routers import BASELINES, BaselineRouter, RequestCap
-from .decision_latency import measure_decisions
+from .decision_latency import measure_decisions, measure_recording
 from .fleet_optimum import capacity, length_buckets, optimum
 from .routing_plan import MOTLEY, ONE_OF_EACH, TRUE_SPEEDS, WITHOUT, RoutingBenchPlan, RoutingRun, SimulationSize
 
@@ -53,6 +53,7 @@ def run(plan: RoutingBenchPlan, progress: Progress = lambda _: None) -> dict[str
                 rows += _compare(plan, name, reuse, pool, tuned, progress)
     progress("how long a decision takes")
     rows += measure_decisions()
+    rows += measure_recording()
     return {
         "bench": "routing",
         "machine": before,
@@ -204,6 +205,10 @@ def text(report: dict[str, Any]) -> str:
         if each["metric"] == "goodput":
             workload = each["workload"]
             cells.setdefault((workload["fleet"], workload["reuse"], workload["load"]), []).append(each)
+        elif each["metric"] == "recording":
+            lines.append(
+                f"record of one among {each['workload']['replicas']} replicas: {each['value']:.1f} µs (measured)"
+            )
         else:
             what = "decision among {replicas} replicas, prompt of {prompt_tokens} tokens".format(**each["workload"])
             lines.append(f"{what}: {each['value']:.0f} µs (measured)")

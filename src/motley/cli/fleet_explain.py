@@ -37,7 +37,7 @@ def _head(route: pb.ExplainedRoute) -> str:
     counts = [(route.retries, "retries"), (route.moves, "moves"), (route.preemptions, "preemptions")]
     words = [f"{route.request_id}: {route.outcome} after {_seconds(route.total_s)}, {_seconds(route.age_s)} ago"]
     words += [f"{route.prompt_tokens} tokens of prompt, {route.output_tokens} of answer"]
-    words += [f"{count} {name}" for count, name in counts if count]
+    words += [f"{name}: {count}" for count, name in counts if count]
     return "; ".join(words)
 
 

@@ -22,11 +22,15 @@ from motley.cluster.fleet.control.rpcs import control_server as server_module
 from motley.cluster.fleet.control.rpcs.control_server import SERVICES, AdminEndpoint, start_on_free_port
 from motley.cluster.fleet.control.state.control_state import PolicyPlan, PoolPlan
 from motley.cluster.protos import control_pb2 as pb
+from motley.cluster.routing.explanation.route_record import pack_predictions
 from motley.cluster.routing.fleet_status import DemandCounters
+from motley.cluster.routing.prediction.routing_query import LatencyPrediction
 from motley.cluster.security.edge.ports import free_port_block, is_listening
+from motley.replicas.errors import Overloaded
 from motley.replicas.kv.prefix.popular_prefixes import PopularPrefix
 from motley.replicas.kv.prefix.prefix_stats import PrefixStats
 from motley.replicas.kv.store.prefix_store import BreakerState, StoreStats
+from motley.replicas.types import Request, SamplingParams
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.full_name)
@@ -95,6 +99,34 @@ async def test_prefixes_are_shown_and_flushed(plane: Plane) -> None:
     assert [call for call in plane.bench.fleet.calls if call[0] == "flush"] == [("flush", "ann"), ("flush", None)]
     code, words = await refused(plane.call("FlushPrefixes", pb.FlushPrefixesRequest(tenant="")))
     assert (code, "tenant" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_route_is_explained(plane: Plane) -> None:
+    asked = Request("ab12", (1,) * 100, SamplingParams(), tenant="ann", client_id="mine")
+    predicted = [LatencyPrediction(0, 0.1, 0.01, 0.2, 1.0, 1.0, 36.0), LatencyPrediction(1, 0.2, 0.01, 0.4)]
+    decision = ("r1", "r2"), pack_predictions(predicted), 3, "predicted_latency", (("draining", 1, ("r3",)),)
+    with plane.bench.fleet.routes.begin(asked, "call", "", 3) as record:
+        record.placed(decision, None, "cpu", 0)
+        record.failed(Overloaded("full", code="queue_full"))
+        record.placed(decision, None, "cpu", 0)
+        record.answered(7, done=True)
+    found = await plane.call("ExplainRoute", pb.ExplainRouteRequest(request="mine"))
+    [route] = found.routes
+    [same] = (await plane.call("ExplainRoute", pb.ExplainRouteRequest(request="cmpl-ab12"))).routes
+    assert same.request_id == route.request_id
+    assert (found.matches, route.request_id, list(route.client_ids), route.tenant) == (1, "ab12", ["mine"], "ann")
+    assert (route.outcome, route.retries, route.prompt_tokens, route.output_tokens) == ("answered", 1, 100, 7)
+    assert (route.ingress, route.HasField("ttft_s")) == ("i1", False)
+    first, last = route.attempts
+    assert (first.error, last.error, last.replicas, last.policy) == ("queue_full", "", 3, "predicted_latency")
+    assert [(one.replica_id, one.pool, one.cached_tokens) for one in first.candidates] == [
+        ("r1", "cpu", 64), ("r2", "", 100),
+    ]  # fmt: skip
+    assert [(one.reason, one.replicas, list(one.replica_ids)) for one in first.excluded] == [("draining", 1, ["r3"])]
+    code, words = await refused(plane.call("ExplainRoute", pb.ExplainRouteRequest(request="other")))
+    assert (code, "no ingress knows 'other'; each keeps its last 10,000" in words) == (grpc.StatusCode.NOT_FOUND, True)
+    code, words = await refused(plane.call("ExplainRoute", pb.ExplainRouteRequest()))
+    assert (code, words[:8]) == (grpc.StatusCode.INVALID_ARGUMENT, "request:")
 
 
 async def _first(call: Any) -> Any:

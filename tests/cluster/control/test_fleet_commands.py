@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from admin_server import ADMIN, Plane
@@ -10,6 +11,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from motley.cli.fleet import KEY, app
+from motley.cluster.routing.explanation.route_record import pack_predictions
+from motley.cluster.routing.prediction.routing_query import LatencyPrediction
+from motley.replicas.errors import Overloaded
+from motley.replicas.types import Request, SamplingParams
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +53,36 @@ async def test_a_reason_that_is_said_is_the_reason(plane: Plane) -> None:
     refused = await run(plane, "scale", "cpu", "4", "--reason", " ")
     assert "reason: it is missing" in str(refused.exception)
     assert plane.bench.plane.state.generation == 1
+
+
+async def test_a_route_is_shown_in_words(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    decision = (
+        ("r1",),
+        pack_predictions([LatencyPrediction(0, 0.1, 0.01, 0.2)]),
+        3,
+        "random",
+        (("draining", 9, ("r3",)),),
+    )
+    for _ in range(2):
+        with plane.bench.fleet.routes.begin(
+            Request("ab", (1,), SamplingParams(), client_id="mine"), "", "", 3
+        ) as record:
+            record.placed(decision, None, "cpu", 0)
+            record.failed(Overloaded("full", code="queue_full"))
+            record.placed(decision, None, "cpu", 4)
+            record.answered(7, done=True)
+    done = await run(plane, "explain", "mine")
+    assert done.exit_code == 0, done.output
+    for words in (
+        "ab: answered after",
+        "moves: 1",
+        "ended by queue_full",
+        "to go on after 4 tokens",
+        "9 draining: r3, ...",
+    ):
+        assert done.output.count(words) in (2, 4), (words, done.output)
+    told = json.loads((await run(plane, "explain", "mine", "--json")).output)
+    assert (told["matches"], [one["outcome"] for one in told["routes"]]) == (2, ["answered"] * 2)
+    missing = await run(plane, "explain", "another")
+    assert "no ingress knows 'another'" in str(missing.exception)
