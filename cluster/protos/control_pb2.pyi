@@ -1376,7 +1376,7 @@ class ExplainedRoute(google.protobuf.message.Message):
     total_s: builtins.float
     """seconds from its arrival to its end, or until now"""
     ttft_s: builtins.float
-    """seconds from its arrival to its first token; absent: none has come, or all came at once"""
+    """seconds from its arrival to its first token; absent: as of an attempt"""
     retries: builtins.int
     """further attempts before anything of the answer had come"""
     moves: builtins.int

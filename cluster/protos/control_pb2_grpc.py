@@ -167,7 +167,7 @@ class ControlPlaneServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExplainRoute(self, request, context):
-        """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, without prompts.
+        """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, and no prompts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -334,7 +334,7 @@ class ControlPlaneStub(typing.Generic[_ControlPlaneGetFleetType, _ControlPlaneWa
     """Lets every replica, and the store that they share, forget prefixes. Sequences keep what they hold."""
 
     ExplainRoute: _ControlPlaneExplainRouteType
-    """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, without prompts."""
+    """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, and no prompts."""
 
 ControlPlaneAsyncStub: typing_extensions.TypeAlias = ControlPlaneStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -473,6 +473,6 @@ class ControlPlaneServicer(metaclass=abc.ABCMeta):
         request: motley.cluster.protos.control_pb2.ExplainRouteRequest,
         context: _ServicerContext,
     ) -> typing.Union[motley.cluster.protos.control_pb2.ExplainedRoutes, collections.abc.Awaitable[motley.cluster.protos.control_pb2.ExplainedRoutes]]:
-        """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, without prompts."""
+        """Where requests of one id went and why, and what made them slow. Each ingress keeps its last 10,000, and no prompts."""
 
 def add_ControlPlaneServicer_to_server(servicer: ControlPlaneServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -590,9 +590,11 @@ def test_times_of_a_request_are_those_between_its_place_in_a_batch_its_first_tok
     core._clock = ticks
     core.add(0, request([1, 2, 3], n=1, max_tokens=4), arrived=-2.0)
     core.add(1, request([4], max_tokens=2), arrived=0.0)  # waits for the first
-    ends = {}
+    ends, told = {}, {}
     while core.busy:
-        ends |= {emission.key: ticks.now for emission in core.step() if emission.done}
+        for emission in core.step():
+            ends |= {emission.key: ticks.now} if emission.done else {}
+            told |= {emission.key: emission.message.timings} if emission.message.timings else {}
         ticks.now += 1.0
     spreads = {name: getattr(core.timings, name).spread() for name in ("queue", "prefill", "decode", "inference")}
     assert {spread.count for spread in spreads.values()} == {2}, "each is in each, once"
@@ -600,15 +602,17 @@ def test_times_of_a_request_are_those_between_its_place_in_a_batch_its_first_tok
     assert totals["decode"] >= 3.0 + 1.0, "a step for each further token"
     assert totals["inference"] == totals["prefill"] + totals["decode"]
     assert totals["queue"] >= 2.0 + ends[0], "the second waited until the first had ended"
+    assert [sum(of) for of in zip(*told.values(), strict=True)] == [totals["queue"], 0.0, totals["prefill"]]
 
 
 def test_a_preempted_sequence_has_waited_once_and_one_without_tokens_was_not_computed() -> None:
     core = engine(blocks=6, max_len=64)
     for key, one in enumerate([request([1] * 20, max_tokens=40), request([2] * 20, max_tokens=40)]):
         core.add(key, one)
+    told = 0
     while core.busy:
-        core.step()
-    assert core.scheduler.num_preemptions > 0
+        told += sum(emission.message.preemptions for emission in core.step())
+    assert told == core.scheduler.num_preemptions > 0
     assert core.timings.queue.spread().count == core.timings.prefill.spread().count == 2
     core.add(2, request([3] * 20))
     core.step()

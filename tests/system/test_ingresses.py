@@ -98,7 +98,7 @@ def send(service: Served, key: str, name: str, begun: list[str], tokens: int = 4
 def send_over(client: Client, name: str, begun: list[str], tokens: int = 40) -> int:
     """Tokens; `begun` has its name from the first of them on."""
     count = 0
-    for chunk in client.stream(f"Once {name}", max_tokens=tokens, ignore_eos=True):
+    for chunk in client.stream(f"Once {name}", max_tokens=tokens, ignore_eos=True, request_id=f"of-{name}"):
         if chunk.choices and not count:
             begun.append(name)
         count += sum(len(choice.token_ids) for choice in chunk.choices)
@@ -159,13 +159,20 @@ def test_no_count_falls_when_a_replica_or_an_ingress_is_killed(service: Served, 
 
 
 def test_a_drained_replica_gets_nothing_from_either(service: Served, plane: Plane) -> None:
+    """Whichever of both has placed a request explains it."""
     plane.call("ScalePool", pb.ScalePoolRequest(pool="t4", replicas=2, reason="why"))
     wait_for(lambda: plane.pool_of("t4").ready == 2, "another replica")
     drained, left = (one.replica_id for one in plane.pool_of("t4").replicas)
     plane.call("DrainReplica", pb.DrainReplicaRequest(replica_id=drained, remove=True, reason="why"))
     with ThreadPoolExecutor(8) as threads:
-        requested = [threads.submit(send, service, BOB, f"{number}", []) for number in range(16)]
+        requested = [threads.submit(send, service, BOB, f"drained-{number % 2}", []) for number in range(16)]
         assert [one.result(120) for one in requested] == [40] * 16
+    found = [plane.call("ExplainRoute", pb.ExplainRouteRequest(request=f"of-drained-{number}")) for number in range(2)]
+    routes = [route for one in found for route in one.routes]
+    assert ([one.matches for one in found], len({one.ingress for one in routes})) == ([8, 8], 2)
+    assert {(one.outcome, one.output_tokens, one.tenant) for one in routes} == {("answered", 40, "bob")}
+    assert drained not in {one.attempts[-1].replica_id for one in routes}
+    assert all(one.choice.startswith("It went to ") and one.cause for one in routes)
     wait_for(lambda: [one.replica_id for one in plane.pool_of("t4").replicas] == [left], "its end")
 
 

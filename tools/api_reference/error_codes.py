@@ -54,6 +54,7 @@ MEANINGS: Mapping[str, str] = {
     "queue_full": "as many requests wait already as may",
     "reader_stalled": "the client read nothing of its answer for too long, or hardly anything",
     "replica_not_found": "no replica of this name serves",
+    "request_not_found": "no ingress keeps a request of this id",
     "replica_lost": "the replica went away and no other took over, or its answer broke off",
     "replica_stalled": "the replica does not answer",
     "replica_unavailable": "the replica is starting, draining or failing",
