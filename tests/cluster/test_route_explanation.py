@@ -318,7 +318,7 @@ async def test_a_deadline_before_the_first_token(clock: Clock) -> None:
     clock.now += 2.0
     found = await reading
     assert (found.outcome, found.slow_by, found.ttft_s) == ("deadline_exceeded", "first_token", None)
-    assert found.cause.startswith("No token had come from one-0 after 2.00 s (40 ms predicted).")
+    assert found.cause.startswith("It ended with deadline_exceeded. No token came from one-0 for 2.00 s (40")
 
 
 async def test_one_that_fails_everywhere(clock: Clock) -> None:
@@ -326,7 +326,15 @@ async def test_one_that_fails_everywhere(clock: Clock) -> None:
     found = await explained(timed(clock, one=stands))
     assert (found.outcome, found.slow_by, found.output_tokens) == ("replica_lost", "retries", 0)
     assert [one.error for one in found.attempts] == ["replica_lost"] * 3
-    assert found.cause.startswith("1.29 s went to attempts of which nothing came: ")
+    assert found.cause.startswith("It ended with replica_lost. 1.29 s went to attempts of which nothing came: ")
+
+
+async def test_one_that_every_replica_refuses_at_once(clock: Clock) -> None:
+    found = await explained(timed(clock, one=[Timed(clock, refuse_s=1e-6)], two=[Timed(clock, refuse_s=1e-6)]))
+    assert (found.outcome, found.slow_by, found.retries) == ("queue_full", "", 2)
+    assert {*found.cause.removeprefix("It ended with queue_full. ").rstrip(".").split(", ")} == {
+        "one-0 (queue_full)", "two-0 (queue_full)", "no replica (no_replica)",
+    }  # fmt: skip
 
 
 async def test_one_that_runs_and_one_whose_client_leaves(clock: Clock) -> None:
@@ -376,7 +384,7 @@ PREDICTED = [LatencyPrediction(row, 0.1, 0.01, 0.1, 1.0, 1.0, 10.0, 0.05, 0.0) f
 
 @pytest.mark.parametrize("length", [8, 40, 400])
 def test_a_record_that_would_be_too_large_is_cut(clock: Clock, length: int) -> None:
-    """With attempts, names and ids that are as many and as long as may be; its first and last attempts stay."""
+    """Its first and last attempts stay, however many there are, and however long names and ids are."""
     asked = Request("q" * 32, (10**9 + 7,) * 1000, SamplingParams(), client_id="c" * 128, tenant="t" * 64)
     with RouteRecord(asked, "i" * 32, "n" * 128, 1000, clock) as record:
         for number in range(20):

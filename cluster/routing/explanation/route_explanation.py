@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..prediction.routing_candidates import LAST, OTHERS
 from .latency_terms import LatencyTerm, first_answer, latency_terms
 from .route_record import RouteAttempt, RouteRecord
-from .route_words import cause_sentence, choice_sentence
+from .route_words import cached_tokens, cause_sentence, choice_sentence
 
 __all__ = ["MAX_EXPLAINED", "ExplainedRoute", "FoundRoutes", "explain_route", "explain_routes", "join_routes"]
 
@@ -161,7 +161,7 @@ def _explain_attempt(record: RouteRecord, attempt: RouteAttempt, pools: Mapping[
     candidates = [
         ExplainedCandidate(
             name, pools.get(name, ""), one.ttft_s, one.tpot_s, one.queue_s, one.fetch_s, one.strain,
-            max(0, record.prompt_tokens - round(one.computed)), _behind(one.strain),
+            cached_tokens(one, record), _behind(one.strain),
         )
         for name, one in attempt.predictions.items()
     ]  # fmt: skip

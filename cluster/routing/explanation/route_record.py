@@ -21,7 +21,7 @@ MAX_RECORD_BYTES = 2048
 MAX_NAMED = 4  # excluded replicas whose names are kept, for each reason
 _RECORD_BYTES, _ATTEMPT_BYTES, _NAME_BYTES = 850, 170, 4  # bytes beside predictions and names
 _USUAL_NAMES = 160  # characters of the names of the replicas that were compared
-_PACKED = Struct(f"{len(LatencyPrediction._fields)}f")
+_PACKED = Struct(f"{len(LatencyPrediction(0, 0.0, 0.0, 0.0))}f")
 _PACK = tuple(Struct(_PACKED.format * count).pack for count in range(RANKS + 1))
 
 ExcludedNames = tuple[str, int, tuple[str, ...]]  # the reason, how many replicas, and the names of the first

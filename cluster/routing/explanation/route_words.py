@@ -8,10 +8,10 @@ from ..prediction.routing_query import LatencyPrediction
 from .latency_terms import LatencyTerm, first_answer
 from .route_record import RouteAttempt, RouteRecord
 
-__all__ = ["cause_sentence", "choice_sentence"]
+__all__ = ["cached_tokens", "cause_sentence", "choice_sentence"]
 
 SMALL_S, SMALL_SHARE = 0.01, 0.1  # an excess below either of both is no cause
-_OUTCOMES = {  # of requests that were never placed
+_REFUSALS = {  # of requests that were never placed
     "queue_full": "It was refused: no replica had room for it in time.",
     "deadline_unmeetable": "It was refused: no replica was predicted to begin before its deadline.",
     "deadline_exceeded": "Its deadline passed while it waited at the ingress.",
@@ -44,78 +44,78 @@ def choice_sentence(record: RouteRecord) -> str:
 
 
 def cause_sentence(record: RouteRecord, terms: Sequence[LatencyTerm]) -> tuple[str, str]:
-    """Return the name of the term that exceeds its prediction most, and a sentence; the name is empty if none does."""
-    total = sum(one.predicted_s for one in terms)
+    """Return the name of the term that exceeds its prediction most, empty if none does by much, and a sentence on it.
+
+    A request that failed is told to have done so first.
+    """
     term = max(terms, key=lambda one: one.excess_s, default=LatencyTerm("held", 0.0, 0.0))
-    if not record.attempts:
-        words = _OUTCOMES.get(record.outcome, f"It ended before it was placed: {record.outcome}.")
-        return "held", f"{_held(record, term)}." if not record.outcome else words
-    if term.excess_s < max(SMALL_S, SMALL_SHARE * total):
-        return "", "It took about as long as predicted."
-    attempt = first_answer(record)
-    assert attempt is not None
-    return term.name, f"{_WORDS[term.name](record, attempt, term)}."
+    attempt, outcome = first_answer(record), record.outcome
+    if attempt is None:
+        refused = _REFUSALS.get(outcome, f"It ended with {outcome} before it was placed.")
+        return "held", refused if outcome else f"{_explain(record, None, term)}."
+    failed = f"It ended with {outcome}. " if outcome not in ("", "answered", "cancelled") else ""
+    if term.excess_s >= max(SMALL_S, SMALL_SHARE * sum(one.predicted_s for one in terms)):
+        return term.name, f"{failed}{_explain(record, attempt, term)}."
+    return "", f"{failed}{_failures(record)}." if failed else "It took about as long as predicted."
 
 
-def _held(record: RouteRecord, term: LatencyTerm) -> str:
-    why = "no replica had room for it" if record.num_replicas else "there was no replica when it came"
-    return f"It waited {_time(term.actual_s)} at the ingress: {why}"
+def _explain(record: RouteRecord, attempt: RouteAttempt | None, term: LatencyTerm) -> str:
+    replica, taken = "" if attempt is None else attempt.replica, _time(term.actual_s)
+    both = f"{taken} ({_time(term.predicted_s)} predicted)"
+    match term.name:
+        case "held":
+            why = "no replica had room for it" if record.num_replicas else "there was no replica when it came"
+            return f"It waited {taken} at the ingress: {why}"
+        case "retries":
+            return f"{taken} went to attempts of which nothing came: {_failures(record)}"
+        case "moves":
+            return f"{taken} passed until the answer went on on another replica: {_failures(record)}"
+        case "network":
+            return f"The way to {replica} and back took {taken}"
+        case "queue":
+            return f"It waited {both} in the queue of {replica}"
+        case "fetch":
+            return f"{replica} waited {both} for the prefix store"
+        case "prefill":
+            return f"Its prompt took {both} to compute on {replica}{_missing_prefix(record, attempt)}"
+        case "first_token":
+            came = attempt is not None and (attempt.first_s or record.outcome == "answered")
+            return (
+                f"{replica} took {both} until the first token" if came else f"No token came from {replica} for {both}"
+            )
+        case "decode":
+            times = "once" if record.preemptions == 1 else f"{record.preemptions} times"
+            lost = f": it was preempted {times}" if record.preemptions else ""
+            return f"Its tokens after the first took {both} on {replica}{lost}"
+        case "client":
+            return f"Its client took {taken} to read what had come"
+    return f"Nothing came for {taken} after the last token"
 
 
 def _failures(record: RouteRecord) -> str:
-    failed = [f"{one.replica or 'no replica'} ({one.error})" for one in record.attempts if one.error]
-    return ", ".join(failed)
+    return ", ".join([f"{one.replica or 'no replica'} ({one.error})" for one in record.attempts if one.error])
 
 
-def _prefill(record: RouteRecord, attempt: RouteAttempt, term: LatencyTerm) -> str:
-    words = f"Its prompt took {_both(term)} to compute on {attempt.replica}"
-    expected = attempt.predictions.get(attempt.replica)
-    cached = 0 if expected is None else max(0, record.prompt_tokens - round(expected.computed))
-    if 0 <= attempt.cached_tokens < cached:
-        words += f": of {cached} prompt tokens that were expected in its cache, {attempt.cached_tokens} were there"
-    return words
+def _missing_prefix(record: RouteRecord, attempt: RouteAttempt | None) -> str:
+    expected = None if attempt is None else attempt.predictions.get(attempt.replica)
+    cached = 0 if expected is None else cached_tokens(expected, record)
+    if attempt is None or not 0 <= attempt.cached_tokens < cached:
+        return ""
+    return f": of {cached} prompt tokens that were expected in its cache, {attempt.cached_tokens} were there"
 
 
-def _decode(record: RouteRecord, attempt: RouteAttempt, term: LatencyTerm) -> str:
-    times = "once" if record.preemptions == 1 else f"{record.preemptions} times"
-    lost = f": it was preempted {times}" if record.preemptions else ""
-    return f"Its tokens after the first took {_both(term)} on {attempt.replica}{lost}"
-
-
-_WORDS = {
-    "held": lambda record, attempt, term: _held(record, term),
-    "retries": lambda record, attempt, term: (
-        f"{_time(term.actual_s)} went to attempts of which nothing came: {_failures(record)}"
-    ),
-    "moves": lambda record, attempt, term: (
-        f"{_time(term.actual_s)} passed until the answer went on on another replica: {_failures(record)}"
-    ),
-    "network": lambda record, attempt, term: f"The way to {attempt.replica} and back took {_time(term.actual_s)}",
-    "queue": lambda record, attempt, term: f"It waited {_both(term)} in the queue of {attempt.replica}",
-    "fetch": lambda record, attempt, term: f"{attempt.replica} waited {_both(term)} for the prefix store",
-    "prefill": _prefill,
-    "first_token": lambda record, attempt, term: (
-        f"{attempt.replica or 'No replica'} took {_both(term)} until the first token"
-        if attempt.first_s or record.outcome == "answered"
-        else f"No token had come from {attempt.replica or 'any replica'} after {_both(term)}"
-    ),
-    "decode": _decode,
-    "client": lambda record, attempt, term: f"Its client took {_time(term.actual_s)} to read what had come",
-    "silence": lambda record, attempt, term: f"Nothing came for {_time(term.actual_s)} after the last token",
-}
+def cached_tokens(expected: LatencyPrediction, record: RouteRecord) -> int:
+    """Return the prompt tokens that a replica was expected not to compute."""
+    return max(0, record.prompt_tokens - round(expected.computed))
 
 
 def _parts(expected: LatencyPrediction, record: RouteRecord) -> str:
-    cached = max(0, record.prompt_tokens - round(expected.computed))
+    cached = cached_tokens(expected, record)
     return f"then {_time(expected.tpot_s)} a token, with {cached} of {record.prompt_tokens} prompt tokens cached"
 
 
 def _queue(expected: LatencyPrediction) -> str:
     return f", {_time(expected.queue_s)} of them in its queue" if expected.queue_s >= expected.ttft_s / 2 else ""
-
-
-def _both(term: LatencyTerm) -> str:
-    return f"{_time(term.actual_s)} ({_time(term.predicted_s)} predicted)"
 
 
 def _time(seconds: float) -> str:

@@ -55,7 +55,7 @@ def prefixes_message(found: Iterable[PrefixStatus]) -> pb.Prefixes:
 
 
 def routes_message(found: FoundRoutes) -> pb.ExplainedRoutes:
-    return pb.ExplainedRoutes(routes=[asdict(one) for one in found.routes], matches=found.matches)
+    return pb.ExplainedRoutes(routes=[pb.ExplainedRoute(**asdict(one)) for one in found.routes], matches=found.matches)
 
 
 def weights_message(plane: FleetReconciler, pool: str, results: Iterable[WeightStatus]) -> pb.UpdateWeightsReply:
