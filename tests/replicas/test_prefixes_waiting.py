@@ -24,11 +24,12 @@ def test_others_go_on_while_one_waits() -> None:
     first, second = sorted(bench.core.scheduler.sequences, key=lambda one: one.id)
     assert (first.state, second.state) == (SequenceState.WAITING_KV, SequenceState.RUNNING)
     for _ in range(4):
+        clock.now += 1e-4
         bench.core.step()
     assert len(second.output_ids) >= 4
     assert first.state is SequenceState.WAITING_KV
-    while bench.core.busy:
-        bench.core.step()
+    seen = [emission for _ in range(40) for emission in bench.core.step()]
+    assert {one.key: one.message.timings.fetch_s for one in seen if one.message.timings} == {0: pytest.approx(4e-4)}
     bench.settle()
 
 
@@ -108,6 +109,8 @@ def test_what_comes_when_nobody_waits_any_more_changes_nothing() -> None:
     assert (sequence.cached_tokens, bench.core.load().external_hit_tokens) == (0, 0)
     seen += [emission.message for _ in range(40) for emission in bench.core.step()]
     assert ids(seen) == ids(Bench().run([request(prompt(1, 100), max_tokens=20)])[0])
+    assert seen[0].timings is not None
+    assert seen[0].timings.fetch_s == clock.now
     bench.settle()
 
 

@@ -175,7 +175,7 @@ class FetchScheduler:
         if fetch.cancelled:
             return
         self.outcomes[fetch.outcome] += 1
-        sequence.fetch_s = fetch.seconds
+        sequence.fetch_s = self._clock() - fetch.sent
         sequence.state = SequenceState.WAITING
         if num_loaded:
             first = parked.begin * self._link.value_blocks
