@@ -31,7 +31,6 @@ from motley.replicas.types import KvEvent, KvEvents, ReplicaLoad, ReplicaProfile
 OURS = ("motley.v1", "inference", "vllm.grpc.engine")
 RPCS = [rpc for service in SERVICES if service.file.package in OURS for rpc in service.methods]
 _ONE_MODEL = "there is one model, and one version of it: others are refused"
-_FOR_THE_LOG = "the client's own, for the log (test_request_ids.py), and of vLLM's protocol for Abort"
 _DONE_ANYWAY = "either value asks for what is done anyway"
 # Accepted, and without effect on the answer: field -> why.
 CHANGE_NOTHING = {
@@ -48,9 +47,6 @@ CHANGE_NOTHING = {
     "inference.ModelInferRequest.model_name": _ONE_MODEL,
     "inference.ModelInferRequest.model_version": _ONE_MODEL,
     "inference.RepositoryIndexRequest.ready": "the model is ready",
-    "motley.v1.EmbeddingsRequest.request_id": _FOR_THE_LOG,
-    "vllm.grpc.engine.GenerateRequest.request_id": _FOR_THE_LOG,
-    "vllm.grpc.engine.EmbedRequest.request_id": _FOR_THE_LOG,
     "vllm.grpc.engine.AbortRequest.request_ids": "none of these requests runs",
     "vllm.grpc.engine.TokenizedInput.original_text": "what clients made the ids of, which are the prompt",
     "vllm.grpc.engine.SamplingParams.spaces_between_special_tokens": _DONE_ANYWAY,

@@ -277,6 +277,18 @@ async def test_one_that_waited_for_the_first_replica(clock: Clock) -> None:
     assert found.cause == "It waited 4.00 s at the ingress: there was no replica when it came."
 
 
+async def test_one_that_serve_held_for_the_only_pools_first_replica(clock: Clock) -> None:
+    fleet = timed(clock, one=[])
+    reading = asyncio.create_task(explained(fleet))
+    await until(lambda: fleet.router.routes.find("r")[:1] and fleet.router.routes.find("r")[0].attempts)
+    clock.now += 4.0
+    fleet.pools["one"].replicas["one-0"] = Timed(clock)
+    fleet.tell()
+    found = await reading
+    assert (found.slow_by, found.choice) == ("held", "It went to one-0, for which nothing was predicted.")
+    assert found.cause == "It waited 4.00 s at the ingress: there was no replica when it came."
+
+
 async def test_one_that_waited_since_all_were_full(clock: Clock) -> None:
     only = Timed(clock, a_profile(running=1))
     fleet = timed(clock, RoutingConfig(max_wait_s=5.0), one=[only])

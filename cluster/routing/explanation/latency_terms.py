@@ -10,7 +10,7 @@ from .route_record import RouteAttempt, RouteRecord
 __all__ = ["TERMS", "LatencyTerm", "first_answer", "latency_terms"]
 
 TERMS = (
-    "held",  # at the ingress, until a replica was chosen
+    "held",  # at the ingress, until a replica took it
     "retries",  # attempts of which nothing came
     "moves",  # after a replica had been lost: until the answer went on elsewhere
     "network",  # way to the replica and back
@@ -49,12 +49,16 @@ def latency_terms(record: RouteRecord, now: float) -> list[LatencyTerm]:
     main, attempts = first_answer(record), record.attempts
     actual["held"] = (attempts[0].placed_s if attempts else end) - record.began_s
     for number, attempt in enumerate(attempts):
+        began_s = attempt.placed_s
+        if attempt is main:
+            began_s = max(attempt.sent_s, attempt.placed_s)
+            actual["held"] += began_s - attempt.placed_s
         last = number + 1 == len(attempts)
         until = end if last else attempts[number + 1].placed_s
         waited = "moves" if attempt.tokens_before else "retries"
         whole = attempt.first_s == attempt.last_s and record.output_tokens > record.choices
         if attempt.first_s:
-            first_s = attempt.first_s - attempt.placed_s
+            first_s = attempt.first_s - began_s
             if attempt is main:
                 _add_first_token(actual, attempt, first_s, "decode" if whole else "network")
             else:
@@ -65,11 +69,11 @@ def latency_terms(record: RouteRecord, now: float) -> list[LatencyTerm]:
             actual["decode"] += decode_s
             actual["silence" if last else "moves"] += until - attempt.first_s - read_s - decode_s
         elif not last or attempt.error not in ("", "deadline_exceeded"):
-            actual[waited] += until - attempt.placed_s
+            actual[waited] += until - began_s
         elif record.outcome == "answered":  # in one message
-            _add_first_token(actual, attempt, until - attempt.placed_s, "decode" if whole else "network")
+            _add_first_token(actual, attempt, until - began_s, "decode" if whole else "network")
         else:
-            actual["first_token"] += until - attempt.placed_s
+            actual["first_token" if attempt.replica else "held"] += until - began_s
     if main is not None and (expected := main.predictions.get(main.replica)) is not None:
         _add_predicted(predicted, actual, expected, record)
     terms = (LatencyTerm(name, predicted[name], actual[name]) for name in TERMS)

@@ -19,7 +19,7 @@ MAX_EXPLAINED = 100  # routes in one answer, which must fit into one message
 class ExplainedCandidate:
     """One replica that was compared. Times are predictions in seconds; the fields are as in `LatencyPrediction`.
 
-    cached_tokens  prompt tokens that it would not compute
+    cached_tokens  tokens of the prompt, and of the output so far, that it would not compute
     behind         why it ranked behind others; empty: by its prediction alone
     """
 
@@ -161,7 +161,7 @@ def _explain_attempt(record: RouteRecord, attempt: RouteAttempt, pools: Mapping[
     candidates = [
         ExplainedCandidate(
             name, pools.get(name, ""), one.ttft_s, one.tpot_s, one.queue_s, one.fetch_s, one.strain,
-            cached_tokens(one, record), _behind(one.strain),
+            cached_tokens(record, attempt, one), _behind(one.strain),
         )
         for name, one in attempt.predictions.items()
     ]  # fmt: skip

@@ -48,6 +48,7 @@ class RouteAttempt:
     policy           name of the routing policy
     excluded         replicas that were left out or put behind the others
     placed_s         when it was placed
+    sent_s           when it was sent to the replica
     tokens_before    output tokens that the client had by then
     replica          replica that the request was last sent to; empty: to none
     first_s, last_s  when the first and the last tokens came; 0 for an answer in one message too
@@ -60,7 +61,7 @@ class RouteAttempt:
 
     __slots__ = (
         "_dispatch", "cached_tokens", "ended_s", "error", "excluded", "first_s", "last_s", "num_replicas", "packed",
-        "placed_s", "policy", "pool", "ranked", "reader_s", "replica", "timings", "tokens_before",
+        "placed_s", "policy", "pool", "ranked", "reader_s", "replica", "sent_s", "timings", "tokens_before",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +69,7 @@ class RouteAttempt:
     ) -> None:
         self.ranked, self.packed, self.num_replicas, self.policy, self.excluded = decision
         self.pool = pool
-        self.placed_s = now
+        self.placed_s = self.sent_s = now
         self.tokens_before = tokens
         self.replica = self.error = ""
         self.first_s = self.last_s = self.reader_s = self.ended_s = 0.0
@@ -101,7 +102,7 @@ class RouteAttempt:
     def observe(self) -> None:
         """Take over what has been observed so far."""
         if (dispatch := self._dispatch) is not None:
-            self.replica = dispatch.sent_to or ""
+            self.replica, self.sent_s = dispatch.sent_to or "", dispatch.sent_s or self.sent_s
             self.first_s, self.last_s, self.reader_s = dispatch.first_s, dispatch.last_s, dispatch.reader_s
 
     def end(self, now: float, error: str = "") -> None:

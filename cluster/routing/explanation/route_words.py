@@ -32,7 +32,9 @@ def choice_sentence(record: RouteRecord) -> str:
     expected = predictions.get(chosen)
     if expected is None:
         return f"It went to {chosen}, for which nothing was predicted."
-    sentences = [f"It went to {chosen}, predicted to begin in {_time(expected.ttft_s)}, {_parts(expected, record)}."]
+    cached = f"with {cached_tokens(record, attempt, expected)} of {record.prompt_tokens} prompt tokens cached"
+    times = f"predicted to begin in {_time(expected.ttft_s)}, then {_time(expected.tpot_s)} a token"
+    sentences = [f"It went to {chosen}, {times}, {cached}."]
     if attempt.ranked[0] != chosen:
         sentences.append(f"{attempt.ranked[0]} was better, but did not take it.")
     if (other := next((name for name in predictions if name != chosen), None)) is None:
@@ -64,7 +66,8 @@ def _explain(record: RouteRecord, attempt: RouteAttempt | None, term: LatencyTer
     both = f"{taken} ({_time(term.predicted_s)} predicted)"
     match term.name:
         case "held":
-            why = "no replica had room for it" if record.num_replicas else "there was no replica when it came"
+            came_late = not record.num_replicas or (attempt is not None and not attempt.num_replicas)
+            why = "there was no replica when it came" if came_late else "no replica had room for it"
             return f"It waited {taken} at the ingress: {why}"
         case "retries":
             return f"{taken} went to attempts of which nothing came: {_failures(record)}"
@@ -97,21 +100,17 @@ def _failures(record: RouteRecord) -> str:
 
 
 def _missing_prefix(record: RouteRecord, attempt: RouteAttempt | None) -> str:
-    expected = None if attempt is None else attempt.predictions.get(attempt.replica)
-    cached = 0 if expected is None else cached_tokens(expected, record)
-    if attempt is None or not 0 <= attempt.cached_tokens < cached:
+    if attempt is None or (expected := attempt.predictions.get(attempt.replica)) is None:
+        return ""
+    cached = cached_tokens(record, attempt, expected)
+    if not 0 <= attempt.cached_tokens < cached:
         return ""
     return f": of {cached} prompt tokens that were expected in its cache, {attempt.cached_tokens} were there"
 
 
-def cached_tokens(expected: LatencyPrediction, record: RouteRecord) -> int:
-    """Return the prompt tokens that a replica was expected not to compute."""
-    return max(0, record.prompt_tokens - round(expected.computed))
-
-
-def _parts(expected: LatencyPrediction, record: RouteRecord) -> str:
-    cached = cached_tokens(expected, record)
-    return f"then {_time(expected.tpot_s)} a token, with {cached} of {record.prompt_tokens} prompt tokens cached"
+def cached_tokens(record: RouteRecord, attempt: RouteAttempt, expected: LatencyPrediction) -> int:
+    """Return the tokens of the prompt, and of the output so far, that a replica was expected not to compute."""
+    return max(0, record.prompt_tokens + attempt.tokens_before - round(expected.computed))
 
 
 def _queue(expected: LatencyPrediction) -> str:
