@@ -30,7 +30,7 @@ IMPORTS_RAY = re.compile(r"^\s*(?:from|import)\b.*\b(?:ray|cluster)\b", re.MULTI
 Nodes = list[ast.AST]  # of a module or a class
 CONTROLLER_METHODS = {name for name in vars(ServeController) if not name.startswith("_")}
 # Private attributes of others than Ray: of named tuples, os, redis-py and grpcio.
-OTHERS = {"_make", "_replace", "_exit", "_sock", "_method_handlers"}
+OTHERS = {"_replace", "_exit", "_sock", "_method_handlers"}
 
 
 def sources() -> list[Path]:

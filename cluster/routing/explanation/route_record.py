@@ -20,7 +20,7 @@ __all__ = ["MAX_RECORD_BYTES", "RouteAttempt", "RouteDecision", "RouteRecord", "
 MAX_RECORD_BYTES = 2048
 MAX_NAMED = 4  # excluded replicas whose names are kept, for each reason
 _RECORD_BYTES, _ATTEMPT_BYTES, _NAME_BYTES = 850, 170, 4  # bytes beside predictions and names
-_USUAL_NAMES = 160  # characters of the names of the replicas that were compared
+_USUAL_NAMES = 160  # characters of all names that were compared, up to which one attempt is never too large
 _PACKED = Struct(f"{len(LatencyPrediction(0, 0.0, 0.0, 0.0))}f")
 _PACK = tuple(Struct(_PACKED.format * count).pack for count in range(RANKS + 1))
 
@@ -165,7 +165,8 @@ class RouteRecord:
         self.num_attempts += 1
         self.num_moves += output_tokens > 0
         self.attempts.append(RouteAttempt(decision, dispatch, pool, self._clock(), output_tokens))
-        if self.num_attempts > 1 or decision[4] or len("".join(decision[0])) > _USUAL_NAMES:
+        ranked, _, _, _, excluded = decision
+        if self.num_attempts > 1 or excluded or len("".join(ranked)) > _USUAL_NAMES:
             self._cut()
 
     def opened(self, message: StreamMessage) -> None:

@@ -75,9 +75,9 @@ class RoutingCandidates(NamedTuple):
         ttft_s, tpot_s, strain, ttft_off = self.ttft_s.item, self.tpot_s.item, self.strain.item, self.ttft_off.item
         tpot_off, growth, (computed, queue_s) = self.tpot_off.item, self.growth, [part.item for part in self.parts[:2]]
         fetch_s = self.parts[2].item if len(self.parts) > 2 else None
-        create = LatencyPrediction._make  # faster than the class itself
+        create = tuple.__new__  # faster than the class itself, and this is done for every request
         return [
-            create((
+            create(LatencyPrediction, (
                 row, ttft_s(row), tpot_s(row), strain(row), ttft_off(row), tpot_off(row) * growth, computed(row),
                 queue_s(row), 0.0 if fetch_s is None else fetch_s(row),
             ))
