@@ -23,6 +23,8 @@ TERMS = (
     "silence",  # after the last token, until the end
 )
 
+RESOLUTION_S = 1e-6  # shorter times are nothing but rounding
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyTerm:
@@ -44,7 +46,7 @@ def first_answer(record: RouteRecord) -> RouteAttempt | None:
 
 
 def latency_terms(record: RouteRecord, now: float) -> list[LatencyTerm]:
-    """Return the terms that are not 0. `now`: end of what is measured while the request runs."""
+    """Return the terms that are not about 0. `now`: end of what is measured while the request runs."""
     end, actual, predicted = record.ended_s or now, dict.fromkeys(TERMS, 0.0), dict.fromkeys(TERMS, 0.0)
     main, attempts = first_answer(record), record.attempts
     actual["held"] = (attempts[0].placed_s if attempts else end) - record.began_s
@@ -77,7 +79,7 @@ def latency_terms(record: RouteRecord, now: float) -> list[LatencyTerm]:
     if main is not None and (expected := main.predictions.get(main.replica)) is not None:
         _add_predicted(predicted, actual, expected, record)
     terms = (LatencyTerm(name, predicted[name], actual[name]) for name in TERMS)
-    return [one for one in terms if one.predicted_s or one.actual_s]
+    return [one for one in terms if max(one.predicted_s, abs(one.actual_s)) > RESOLUTION_S]
 
 
 def _add_first_token(actual: dict[str, float], attempt: RouteAttempt, seconds: float, rest: str) -> None:

@@ -52,7 +52,7 @@ def _attempt(number: int, attempt: pb.RouteAttempt) -> str:
     words = (
         f"attempt {number}, after {_seconds(attempt.after_s)}: {attempt.replica_id or 'no replica'} of {attempt.pool}"
     )
-    words += f", 1 of {attempt.replicas}, by {attempt.policy}"
+    words += f", of {attempt.replicas} replicas, by {attempt.policy}"
     if attempt.tokens_before:
         words += f", to go on after {attempt.tokens_before} tokens"
     return f"{words}; ended by {attempt.error}" if attempt.error else words
@@ -63,7 +63,8 @@ def _candidates(attempt: pb.RouteAttempt) -> object:
     for one in attempt.candidates:
         names = (Text(one.replica_id), Text(one.pool or "gone"))
         times = (_seconds(each) for each in (one.ttft_s, one.tpot_s, one.queue_s))
-        table.add_row(*names, *times, f"{one.cached_tokens}", f"{one.strain:.3g}", one.behind)
+        strain = "" if one.behind else f"{one.strain:.3g}"
+        table.add_row(*names, *times, f"{one.cached_tokens}", strain, one.behind)
     return table
 
 
