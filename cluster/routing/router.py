@@ -20,7 +20,7 @@ from .attempt.retry_decider import RetryPolicy, is_context_too_short
 from .attempt.retryable_request import ReplicaContextFull, RetryableRequest, deadline_error
 from .directory.replica_registry import REPLICA_REGISTRY, ReplicaRegistry
 from .explanation.route_explanation import FoundRoutes, explain_routes
-from .explanation.route_log import RouteLog
+from .explanation.route_log import RouteLog, RouteObserver
 from .explanation.route_record import describe_excluded, pack_predictions
 from .fleet_status import FleetStatus
 from .ingress_stats import IngressStats
@@ -61,6 +61,7 @@ class Router(ReplicaClient):
         self.stats = self._stats = IngressStats(routing.slo)
         self._stats.know(handles)
         self.routes = RouteLog(self.live.clock)
+        self.observer: RouteObserver | None = None
         self._waiting = RequestQueue(self.live, routing, lambda: len(self._pools.handles) > 1)
         self.num_streams = 0
         self.failing = ""  # why replicas that are wanted do not start, as the control plane says; empty: they do
@@ -86,23 +87,25 @@ class Router(ReplicaClient):
         whole  the client only sees the complete answer, so one message may carry all of it
         """
         call, now_there = access_log.current_record(), len(self.live.replicas)
-        with (
-            self.routes.begin(request, call.id, call.client_id, now_there) as route,
-            self._stats.counted(request) as timer,
-        ):
-            self._refuse_if_draining()
-            if self.num_streams >= MAX_STREAMS:
-                raise Overloaded(f"{self.num_streams} requests are under way already", code="queue_full")
-            self.num_streams += 1
-            retryable = RetryableRequest(request, self._policy, _now, route)
-            try:
-                async with aclosing(hold_until_output(self._stream_retrying(retryable, whole))) as messages:
-                    async for message in messages:
-                        timer.message(message, retryable.pool)
-                        yield message
-            finally:
-                self.num_streams -= 1
-                route.answered(retryable.num_tokens, done=retryable.done and not retryable.late)
+        route = self.routes.begin(request, call.id, call.client_id, now_there)
+        try:
+            with route, self._stats.counted(request) as timer:
+                self._refuse_if_draining()
+                if self.num_streams >= MAX_STREAMS:
+                    raise Overloaded(f"{self.num_streams} requests are under way already", code="queue_full")
+                self.num_streams += 1
+                retryable = RetryableRequest(request, self._policy, _now, route)
+                try:
+                    async with aclosing(hold_until_output(self._stream_retrying(retryable, whole))) as messages:
+                        async for message in messages:
+                            timer.message(message, retryable.pool)
+                            yield message
+                finally:
+                    self.num_streams -= 1
+                    route.answered(retryable.num_tokens, done=retryable.done and not retryable.late)
+        finally:
+            if self.observer is not None:
+                self.observer.record(route, self.live.clock(), call.span)
 
     async def _stream_retrying(self, retryable: RetryableRequest, whole: bool) -> AsyncGenerator[StreamMessage, None]:
         record, request = access_log.current_record(), retryable.request

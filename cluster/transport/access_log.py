@@ -9,18 +9,22 @@ import logging.handlers
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...replicas.errors import MotleyError
 from ...replicas.types import Request, StreamMessage
 from .call_errors import CALL_ERRORS
+from .call_spans import begin_span, end_span
 from .caller import MAX_CLIENT_ID
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = logging.getLogger("motley.access")
 
@@ -45,6 +49,7 @@ class CallRecord:
     labels           labels that the client gave its request: `user`, `metadata` and the like, as it wrote them
     refusal          code and field of the error that the client got, and never the field's value
     requests         ids of the call's requests on replicas: one for each prompt
+    span             span of the call; None: calls are not traced
     """
 
     protocol: str
@@ -56,6 +61,7 @@ class CallRecord:
     requests: list[str] = field(default_factory=list)
     labels: dict[str, Any] = field(default_factory=dict)
     refusal: dict[str, str] = field(default_factory=dict)
+    span: Span | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     began_s: float = field(default_factory=time.monotonic)
@@ -86,6 +92,8 @@ class CallRecord:
 
     def ended(self, status: int | str) -> None:
         """Write the line soon. `status`: HTTP's number (499: the client disconnected), or the name of gRPC's code."""
+        if self.span is not None:
+            end_span(self.span, self.protocol, status, self.refusal.get("code", ""))
         _lines.calls -= 1
         _lines.add(json.dumps(self._line(status)))  # ASCII, and no line break whatever a client sent
 
@@ -141,8 +149,12 @@ _lines = _LineBuffer()
 _current: ContextVar[CallRecord | None] = ContextVar("motley_call", default=None)
 
 
-def begin_record(record: CallRecord) -> CallRecord:
-    """Make the record what `current_record` returns in this task and the tasks it starts."""
+def begin_record(record: CallRecord, headers: Iterable[tuple[str, str]] = ()) -> CallRecord:
+    """Make the record what `current_record` returns in this task and the tasks it starts.
+
+    headers  the call's headers, which may name the span of its client
+    """
+    record.span = begin_span(record.protocol, record.call[:MAX_CALL_CHARS], headers)
     _lines.calls += 1
     _current.set(record)
     return record

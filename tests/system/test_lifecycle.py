@@ -15,6 +15,7 @@ import grpc
 import pytest
 import serve_api
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from otlp_collector import Collector, attributes, collecting
 from raw_http import Answer, post
 from safetensors.torch import load_file, save_file
 from serve_process import START_S, Served, alive, served, wait_for
@@ -107,7 +108,7 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
     """Beside another service on the same machine, which notices nothing."""
     arguments = [str(checkpoint), "--served-model-name", "second", "--greet", "--drain-s", "120"]
     arguments += ["--log-format", "json", "--keep-logs", str(tmp_path / "kept")]
-    with served(arguments, tmp_path) as second:
+    with collecting() as collector, served([*arguments, "--otlp-endpoint", collector.endpoint], tmp_path) as second:
         second.wait_ready()
         for part in ("over gRPC: ", "over HTTP: ", second.http, second.grpc, "curl ", "motley.client", "dashboard"):
             assert part in second.output
@@ -141,6 +142,7 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
             assert streamed.events()[-2]["choices"][0]["finish_reason"] == "length"
             assert whole.json()["usage"]["completion_tokens"] == length
             assert second.process.wait(60) == 0
+            assert traced(collector, length) == {"CompleteStream", "POST /v1/completions"}
         assert alive(children) == []
         assert "Error" not in second.output
         assert "Traceback" not in second.output
@@ -157,6 +159,14 @@ def test_it_greets_drains_and_leaves_nothing(service: Served, checkpoint: Path, 
 def test_the_page_of_each_replica_in_the_dashboard_shows_lines_of_its_log(service: Served) -> None:
     for name, lines in serve_api.replica_logs(service).items():
         assert any(" INFO motley." in line for line in lines), f"on the page of {name}"
+
+
+def traced(collector: Collector, length: int) -> set[str]:
+    """Names of the calls whose requests have so many tokens of output."""
+    names = {span.span_id: span.name for span in collector.spans}
+    requests = [span for span in collector.spans if span.name == "generate"]
+    whole = [span for span in requests if attributes(span)["gen_ai.usage.output_tokens"] == length]
+    return {names[span.parent_span_id] for span in whole if span.parent_span_id in names}
 
 
 def check_refusals(service: Served) -> None:

@@ -24,7 +24,9 @@ _OF_SECURITY = (
 )  # fmt: skip
 _LISTS = {"cors_origins": "cors_origin", "weights_roots": "weights_root"}  # entry of `security` -> its flag
 _OF_LISTEN = ("host", "http_port", "grpc_port", "dashboard_port")
-_OF_SERVICE = ("drain_s", "stall_s", "tool_parser", "reasoning_parser", "unknown_fields", "spare", "vllm_metrics")
+_OF_SERVICE = (
+    "drain_s", "stall_s", "tool_parser", "reasoning_parser", "unknown_fields", "spare", "vllm_metrics", "otlp_endpoint"
+)  # fmt: skip
 _OF_PREFIXES = {"prefix_cache": "store", "prefix_memory": "memory", "prefix_secret": "secret"}
 _PLACES: dict[str, tuple[str, ...]] = {
     "served_model_name": ("served_model_name",),

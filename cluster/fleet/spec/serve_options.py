@@ -25,6 +25,7 @@ class ServeOptions:
     open_health        whether health is told without a key
     open_metrics       whether metrics are told on this machine without a key
     vllm_metrics       whether metrics are told by vLLM's prefix too
+    otlp_endpoint      URL of OpenTelemetry's collector that is told of each request; empty: none is
     weights_roots      folders from which admins may update the weights; none: nobody may
     cors_origins       web pages from there may call, each as `https://host[:port]`; `*` alone: from anywhere
     tls_cert, tls_key  PEM files: HTTP and gRPC are served over TLS
@@ -67,6 +68,7 @@ class ServeOptions:
     open_health: bool = False
     open_metrics: bool = False
     vllm_metrics: bool = False
+    otlp_endpoint: str = ""
     cors_origins: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None

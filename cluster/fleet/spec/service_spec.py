@@ -89,6 +89,8 @@ class ServiceSpec(Spec):
     motley.v1 with unknown fields are always refused."""
     vllm_metrics: bool = False
     """Tell each metric by vLLM's prefix too, `vllm:`, for dashboards that were made for vLLM."""
+    otlp_endpoint: str = ""
+    """URL of OpenTelemetry's collector, which is told of each request: `http://127.0.0.1:4318`. Empty: none is."""
     spare: bool = True
     """Keep a spare process waiting on each node with a replica, which has already imported what the next process needs.
     That one starts 2 s to 3 s sooner, for 0.3 GiB of the node's memory. There is none while less than 2 GiB are

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from ....replicas.types import Request
 from .route_record import RouteRecord
 
-__all__ = ["MAX_ROUTES", "RouteLog"]
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+__all__ = ["MAX_ROUTES", "RouteLog", "RouteObserver"]
 
 MAX_ROUTES = 10_000
+
+
+class RouteObserver(Protocol):
+    """Observer that is told of each request when it has ended."""
+
+    def record(self, route: RouteRecord, now: float, parent: Span | None) -> None:
+        """Take note of a request.
+
+        now     current time of the record's clock, in seconds
+        parent  span of its call; None if it has none
+        """
+        ...
 
 
 class RouteLog:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from ....replicas.checkpoint.files.model_hub import resolve_model
+from ....replicas.host.distribution import motley_version
 from ....replicas.model.generation_config import read_generation_config
 from ....replicas.text.tokenizer.tokenizer import Tokenizer
 from ....replicas.types import NULL_KIND, ReplicaProfile
@@ -47,7 +49,9 @@ from ...routing.fleet_status import FleetStatus, PrefixStatus, WeightStatus
 from ...routing.ingress_broadcast import APPLICATION
 from ...routing.queueing.request_queue import RoutingConfig
 from ...routing.router import Router
+from ...tracing.otlp_export import start_otlp_export
 from ...transport import access_log
+from ...transport.call_spans import trace_calls
 from ...transport.http_server import fastapi_app
 from ...transport.incoming_bodies import MAX_MESSAGE_BYTES
 from ...transport.slow_clients import SlowClientMonitor
@@ -113,6 +117,15 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
             replicas=lambda: live.replicas,
             exporter=RayMetricsExporter() if ray.is_initialized() else None,
         )
+        self._flush_traces: Callable[[], None] | None = None
+        if self.ingress_config.otlp_endpoint:
+            instance = serve.get_replica_context().replica_id.unique_id
+            export = start_otlp_export(self.ingress_config.otlp_endpoint, motley_version(), instance)
+            self._flush_traces = export.flush
+            trace_calls(export.tracer)
+            from ...tracing.request_spans import RequestSpans
+
+            self.router.observer = RequestSpans(export, profile.model.name)
         self._metrics_task = asyncio.create_task(metrics.publisher.run())
         chats = ChatAdmitter(self.admitter, styles)
         unknown = UnknownFieldPolicy(self.ingress_config.unknown_fields)
@@ -174,6 +187,11 @@ class Ingress(LateAppDeployment, MotleyRpcs, KServeRpcs, VllmRpcs, HealthRpcs, R
         """Refuse new requests from now on; return how many streams are left. Called when the service stops."""
         self.router.drain()
         return self.router.num_streams
+
+    async def flush_traces(self) -> None:
+        """Send a collector what it has not been sent yet, if there is one. Called when the drain is over."""
+        if self._flush_traces is not None:
+            await asyncio.to_thread(self._flush_traces)
 
     async def fleet(self, failing: str = "") -> FleetStatus:
         """Return the replicas as this ingress sees them, and statistics of its requests. For the control plane.

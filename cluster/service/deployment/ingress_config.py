@@ -25,6 +25,7 @@ class IngressConfig:
     open_health   whether health is told without a key
     open_metrics  whether metrics are told without a key on this machine
     vllm_metrics  whether metrics are told by vLLM's prefix too
+    otlp_endpoint URL of a collector that is told of each request; empty: none is
     cors_origins  web pages from there may call
     log_folder    folder of the access log; None: stderr
     echo_id       whether answers over HTTP get x-request-id here; Serve's own server adds it itself
@@ -40,6 +41,7 @@ class IngressConfig:
     open_health: bool = False
     open_metrics: bool = False
     vllm_metrics: bool = False
+    otlp_endpoint: str = ""
     cors_origins: tuple[str, ...] = ()
     log_folder: Path | None = None
     echo_id: bool = True

@@ -232,6 +232,7 @@ async def _drain(gcs: str, deadline: float) -> None:
             if time.monotonic() > deadline:
                 await _call_all(ingresses, "end_streams")
             await asyncio.sleep(_POLL_S)
+        await _call_all(ingresses, "flush_traces")
         # Workers from before a reload may still hand on what the ingress has said.
         last = time.monotonic() + LAST_WORD_S
         while len(_haproxy_workers()) > 1 and time.monotonic() < last:

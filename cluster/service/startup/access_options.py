@@ -87,6 +87,7 @@ def choose_ingress_config(options: ServeOptions, inside: InternalClient, folder:
         open_health=options.open_health,
         open_metrics=options.open_metrics,
         vllm_metrics=options.vllm_metrics,
+        otlp_endpoint=options.otlp_endpoint,
         cors_origins=options.cors_origins,
         log_folder=logs_folder(folder),
         echo_id=False,

@@ -43,6 +43,7 @@ from ...security.edge.haproxy_config import HAProxyEdge
 from ...security.edge.internal_client import InternalClient
 from ...security.edge.ports import bracket_host, check_port
 from ...service_errors import ConfigurationError
+from ...tracing.otlp_export import check_otlp_endpoint
 from ..supervision.guardian import MARK, Guardian
 from ..supervision.kept_logs import check_log_folder
 from ..supervision.run_folder import ray_folder
@@ -118,6 +119,8 @@ def check(options: ServeOptions) -> None:
     if options.address is not None and options.fleet is None:
         raise ConfigurationError("--address: it is accepted with a fleet file only", param="address")
     _check_logs(options)
+    if options.otlp_endpoint:
+        check_otlp_endpoint(options.otlp_endpoint)
     _check_simulated(options)
     spec = fleet_from_options(options)
     choose_prefix_sharing(spec)  # reads the secret

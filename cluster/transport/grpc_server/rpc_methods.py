@@ -128,7 +128,8 @@ def _admitted(ingress: Any, method: Callable[..., Any], context: Any) -> Iterato
     given_metadata = context.invocation_metadata()
     metadata = [(name, value) for name, value in given_metadata if isinstance(value, str)]
     given = next((value for name, value in metadata if name == REQUEST_ID), "")
-    record = access_log.begin_record(CallRecord("grpc", method.__name__, clean_id(given, MAX_CLIENT_ID)))
+    call = CallRecord("grpc", method.__name__, clean_id(given, MAX_CLIENT_ID))
+    record = access_log.begin_record(call, metadata)
     context.set_trailing_metadata([(REQUEST_ID, record.client_id or record.id)])
     status = "UNKNOWN"
     try:

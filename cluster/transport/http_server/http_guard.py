@@ -75,7 +75,8 @@ class HttpGuard:
         headers = Headers(scope=scope)
         given = clean_id(headers.get(REQUEST_ID, ""), MAX_CLIENT_ID)
         method = scope.get("method", "WEBSOCKET")
-        record = access_log.begin_record(CallRecord("http", f"{method} {scope['path'][:MAX_PATH]}", given))
+        call = CallRecord("http", f"{method} {scope['path'][:MAX_PATH]}", given)
+        record = access_log.begin_record(call, headers.items())
         response = _TrackedResponse(send, (record.client_id or record.id) if self._echo_id else None)
         try:
             await self._respond(scope, headers, receive, response, record)

@@ -125,6 +125,10 @@ def serve(
     vllm_metrics: Annotated[
         bool, typer.Option("--vllm-metrics", help="Tell metrics by vLLM's prefix too, for its dashboards.")
     ] = False,
+    otlp_endpoint: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Tell OpenTelemetry's collector of each request: http://127.0.0.1:4318."),
+    ] = "",
     drain_s: Annotated[
         float,
         typer.Option(
@@ -238,6 +242,7 @@ def serve(
         open_health=open_health,
         open_metrics=open_metrics,
         vllm_metrics=vllm_metrics,
+        otlp_endpoint=otlp_endpoint,
         cors_origins=tuple(cors_origin or ()),
         tls_cert=tls_cert,
         tls_key=tls_key,
