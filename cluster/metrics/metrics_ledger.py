@@ -13,12 +13,13 @@ from .metric_records import Records
 from .metric_series import MetricSeries, SourceRecord, total_series
 from .metrics_table import METRICS
 
-__all__ = ["ENDED_S", "MetricsLedger"]
+__all__ = ["CONTROL", "ENDED_S", "MetricsLedger"]
 
 ENDED_S = 600.0  # a process whose record is older has ended: it writes one every few seconds as long as it lives
 MAX_ENDED = 32  # records of ended processes that are kept by themselves
 MAX_READS = 8  # readings in which records vanish are begun anew; more than one is rare
 _SOURCE, _FOLDED = "source/", "folded/"
+CONTROL = "control/"  # what the names of runs of the control plane begin with, of which the latest alone lives
 _MEANS = {name for name, metric in METRICS.items() if metric.is_mean}
 
 
@@ -49,8 +50,10 @@ class MetricsLedger:
         now = self._clock()
         folded, sources = self._read()
         found, ended = list(folded.series), list[str]()
+        latest = max((record.at for name, record in sources.items() if name.startswith(CONTROL)), default=0.0)
         for name, record in sources.items():
-            lives = living(name, now - record.at)
+            replaced = name.startswith(CONTROL) and record.at < latest
+            lives = living(name, now - record.at) and not replaced
             found += [each for each in record.series if lives or each.kind != "gauge"]
             if not lives and now - record.at > ENDED_S:
                 ended.append(name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -23,7 +25,7 @@ class OtlpExport:
     """Where spans and metrics of this process are recorded.
 
     flush     sends what has not been sent yet; blocks for FLUSH_S seconds at most
-    shutdown  the same, and ends the connection
+    shutdown  sends it too, and ends the connection; may block for half a minute where no collector answers
     """
 
     tracer: Tracer
@@ -34,16 +36,20 @@ class OtlpExport:
 
 def check_otlp_endpoint(endpoint: str) -> None:
     """Raise ConfigurationError unless it is the URL of a collector."""
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        message = f"--otlp-endpoint {endpoint}: expected a URL such as http://127.0.0.1:4318"
+    try:
+        parts = urlsplit(endpoint)
+        accepted = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        accepted = False
+    if not accepted or "@" in endpoint or "?" in endpoint or "#" in endpoint:  # a password belongs into no log
+        message = "--otlp-endpoint: expected a URL such as http://127.0.0.1:4318; OTEL_EXPORTER_OTLP_HEADERS holds keys"
         raise ConfigurationError(message, param="otlp_endpoint")
 
 
 def start_otlp_export(endpoint: str, version: str, instance: str) -> OtlpExport:
     """Start to send to the collector at that URL, by its paths `v1/traces` and `v1/metrics`.
 
-    A collector that does not answer costs a request nothing: what it misses is dropped, and the log says so.
+    No request waits for a collector: what that does not take is dropped, and the log says so.
     Sampling, headers and limits are those of OpenTelemetry's environment variables (OTEL_TRACES_SAMPLER, ...).
 
     instance  name of this process
@@ -65,8 +71,12 @@ def start_otlp_export(endpoint: str, version: str, instance: str) -> OtlpExport:
     metrics = MeterProvider([reader], resource)
 
     def flush() -> None:
-        traces.force_flush(int(FLUSH_S * 500))
-        metrics.force_flush(int(FLUSH_S * 500))
+        ends = time.monotonic() + FLUSH_S
+        threads = [Thread(target=each.force_flush, daemon=True) for each in (traces, metrics)]
+        for thread in threads:  # they wait for longer than they are told to, where no collector answers
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, ends - time.monotonic()))
 
     def shutdown() -> None:
         traces.shutdown()

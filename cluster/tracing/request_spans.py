@@ -62,7 +62,7 @@ class RequestSpans:
             "motley.moves": route.num_moves,
             "motley.preemptions": route.preemptions,
         })  # fmt: skip
-        for attempt in route.attempts:
+        for attempt in route.attempts if span.get_span_context().trace_flags.sampled else ():
             self._attempt(attempt, span, epoch_s, route.ended_s)
 
     def _measure(self, route: RouteRecord, attributes: Mapping[str, str]) -> None:

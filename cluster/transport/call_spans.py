@@ -19,6 +19,10 @@ def trace_calls(tracer: Tracer | None) -> None:
     _tracer = tracer
 
 
+def calls_are_traced() -> bool:
+    return _tracer is not None
+
+
 def begin_span(protocol: str, call: str, headers: Iterable[tuple[str, str]]) -> Span | None:
     """Return the span of a call that begins; None if calls are not traced.
 

@@ -82,7 +82,7 @@ def build_message(job: EngineRequest, stored: PromptStoreStatus | None = None) -
         stored=stored,
         weights=job.lead.weights,
         timings=_timings(job.lead),
-        preemptions=job.preemptions,
+        preemptions=0 if job.live else job.preemptions,  # the last message has all of them
     )
 
 

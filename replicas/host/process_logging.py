@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.handlers
 import os
 import sys
 from datetime import UTC, datetime
@@ -48,14 +49,14 @@ def log_to_stderr() -> None:
 def log_to_file(path: Path) -> None:
     """Append the lines of Motley's loggers to a file at once, those of level INFO too; stderr gets warnings and errors.
 
-    Others may write to the same file. It is opened by the first line.
+    Others may write to the same file, and put a new one in its place. It is opened by the first line.
     """
     log = logging.getLogger("motley")
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler) and handler.baseFilename == str(path):
             return
         handler.setLevel(logging.WARNING)
-    log.addHandler(_formatted(logging.FileHandler(path, delay=True)))
+    log.addHandler(_formatted(logging.handlers.WatchedFileHandler(path, delay=True)))
     log.setLevel(logging.INFO)
 
 

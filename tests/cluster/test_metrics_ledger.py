@@ -53,6 +53,16 @@ def test_counters_are_summed_over_all_and_gauges_over_those_that_live() -> None:
     }  # fmt: skip
 
 
+def test_of_the_control_planes_runs_the_latest_alone_lives() -> None:
+    """Else each pool would want twice as many replicas for a while after a restart."""
+    clock = Clock()
+    ledger = MetricsLedger(MemoryRecords(), "app", clock)
+    ledger.write("control/1", counted(10, running=3))
+    clock.now += 1.0
+    ledger.write("control/2", counted(0, running=3))
+    assert values(ledger.totals(everybody)).items() >= {"generation_tokens": 10, "num_requests_running": 3}.items()
+
+
 def test_applications_do_not_count_one_another() -> None:
     records = MemoryRecords()
     MetricsLedger(records, "one", Clock()).write("replica/a", counted(10))

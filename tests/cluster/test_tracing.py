@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
 from otlp_collector import Collector, attributes, collecting
 from serve_process import wait_for
 
@@ -133,17 +136,41 @@ def test_a_call_has_failed_where_the_service_is_at_fault(
     assert attributes(span)["error.type"] == "no_replica"
 
 
-def test_a_collector_that_is_away_stops_nobody(collector: Collector) -> None:
-    export = start_otlp_export("http://127.0.0.1:9", "1.0", "ingress-1")
-    trace_calls(export.tracer)
-    try:
-        access_log.begin_record(CallRecord("http", "GET /health")).ended(200)
-    finally:
-        trace_calls(None)
-        export.shutdown()
+def test_a_flush_sends_what_is_left(collector: Collector, export: OtlpExport) -> None:
+    RequestSpans(export, "tiny").record(moved_request(clock := Clock()), clock.now, None)
+    export.flush()
+    assert "generate" in {span.name for span in collector.spans}
+    assert collector.counts()["gen_ai.server.request.duration"] == 1
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://host:4317", "http://"])
+def test_a_flush_waits_no_longer_for_a_collector_that_hangs(
+    export: OtlpExport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporters wait for ten seconds and longer, whatever they are told."""
+    answers = threading.Event()
+    for provider in (TracerProvider, MeterProvider):
+        monkeypatch.setattr(provider, "force_flush", lambda self, *given: answers.wait())
+    export.flush()
+    assert not answers.is_set()
+    answers.set()
+
+
+def test_no_part_is_made_of_a_request_that_is_not_sampled(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    export = start_otlp_export(collector.endpoint, "1.0", "ingress-1")
+    spans = RequestSpans(export, "tiny")
+    monkeypatch.setattr(spans, "_attempt", None)
+    spans.record(moved_request(clock := Clock()), clock.now, None)
+    export.shutdown()
+    assert collector.spans == []
+    assert collector.counts()["gen_ai.server.request.duration"] == 1
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:4318", "grpc://host:4317", "http://", "http://[::1", "http://h:x", "http://a:b@h"]
+)
 def test_what_is_no_url_of_a_collector_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="expected a URL such as http://"):
         check_otlp_endpoint(endpoint)

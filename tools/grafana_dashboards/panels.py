@@ -249,7 +249,9 @@ FLEET = DashboardSpec(
                     _share("prefix_cache_hits_total", "prefix_cache_queries_total", "own KV"),
                     _share("external_prefix_cache_hits_total", "prefix_cache_queries_total", "Redis"),
                     PanelQuery(
-                        f"1 - ({_rate('prefix_cache_hits_total')} + {_rate('external_prefix_cache_hits_total')})"
+                        # Where there is no store, nothing is told of one.
+                        f"1 - ({_rate('prefix_cache_hits_total')} + ({_rate('external_prefix_cache_hits_total')}"
+                        f" or 0 * {_rate('prefix_cache_hits_total')}))"
                         f" / {_rate('prefix_cache_queries_total')}",
                         "computed",
                     ),

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from ...metrics.fleet_counts import ScalingCounts
 from ...metrics.metric_records import service_records
 from ...metrics.metric_series import MetricSeries, series_of
-from ...metrics.metrics_ledger import MetricsLedger
+from ...metrics.metrics_ledger import CONTROL, MetricsLedger
 from ...metrics.metrics_publisher import MetricsPublisher
 from ...metrics.ray_exporter import RayMetricsExporter
 from .reconciler.fleet_reconciler import POLICY_ACTOR_PREFIX, FleetReconciler
 from .state.control_state import FleetEvent
-
-CONTROL = "control/"  # what the names of control planes begin with in the ledger
 
 
 class FleetMetrics:

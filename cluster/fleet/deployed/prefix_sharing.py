@@ -60,7 +60,7 @@ def _start_first(spec: FleetSpec, folder: Path, null: bool) -> EmbeddedRedis | N
         own = EmbeddedRedis(binary, folder, cache.memory, _report)
         try:
             own.start()
-        except ConfigurationError as error:  # such as one before Redis 6, which knows no users
+        except ConfigurationError as error:  # such as one before Redis 6.2, which knows other rules
             _report(error.message)
         else:
             return own

@@ -18,7 +18,7 @@ from ....replicas.checkpoint.files.model_hub import resolve_model
 from ....replicas.checkpoint.reading.load_progress import read_load_progress
 from ....replicas.engine.startup.memory_check import check_memory
 from ....replicas.errors import CheckpointError, InvalidRequest, MotleyError
-from ....replicas.host.process_logging import FORMAT_VARIABLE, FORMATS, TEXT
+from ....replicas.host.process_logging import FORMAT_VARIABLE, FORMATS
 from ....replicas.loading.servable_check import check_servable_in_child
 from ....replicas.replica import null_worker
 from ....replicas.updates.process_folder import remove_stale_folders
@@ -77,6 +77,7 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
     try:
         ready_file.remove_stale()  # before a download of the model, which takes minutes
         check(options)
+        os.environ[FORMAT_VARIABLE] = options.log_format  # before anything of Serve's is imported
         if options.address is not None:
             apply_to_cluster(options, options.address)
             return 0
@@ -94,7 +95,6 @@ def run_serve(options: ServeOptions, make_worker: Any = None, bar: Bar = lambda 
             edge = _choose_edge(options)
             settings = _apply_settings(folder, edge)
             os.environ[MARK] = str(folder.parent)
-            os.environ[FORMAT_VARIABLE] = options.log_format
             _run(options, edge, folder, settings, ready_file, make_worker, bar)
     except ServiceLost as lost:
         _report(f"{lost}; start the service again")
@@ -177,11 +177,9 @@ def _check_logs(options: ServeOptions) -> None:
     if options.log_format not in FORMATS:
         given = f"--log-format {options.log_format}: {' and '.join(FORMATS)} are accepted"
         raise ConfigurationError(given, param="log_format")
-    if options.address is not None and (options.keep_logs is not None or options.log_format != TEXT):
-        flag = "--keep-logs" if options.keep_logs is not None else "--log-format"
-        message = f"{flag}: with --address the logs are the cluster's own; set {FORMAT_VARIABLE} on its nodes for JSON"
-        raise ConfigurationError(message, param=flag.removeprefix("--").replace("-", "_"))
     if options.keep_logs is not None:
+        if options.address is not None:
+            raise ConfigurationError("--keep-logs: with --address the logs are the cluster's own", param="keep_logs")
         check_log_folder(options.keep_logs)
 
 
@@ -246,7 +244,7 @@ def _run(
             address=cluster_address(),
             http_port=options.http_port,
             grpc_port=options.grpc_port,
-            environment=settings,
+            environment={**settings, FORMAT_VARIABLE: options.log_format},
         )
         ready_file.write(endpoints)
         with suppress(KeyboardInterrupt):
@@ -348,8 +346,9 @@ def _stop(drain_s: float, redis: Future[EmbeddedRedis | None] | None, guardian: 
 
             (ray_head.stop_after_loss if lost else ray_head.stop_gracefully)(drain_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if redis is not None and redis.exception() is None and (own := redis.result()) is not None:
-        own.stop()
+    with suppress(TimeoutError):  # one that still starts ends with this process
+        if redis is not None and redis.exception(END_S) is None and (own := redis.result()) is not None:
+            own.stop()
     guardian.stop()
     left = end_descendants(polite_s=0.0 if lost else END_S, timeout_s=END_S)
     remove_stale_folders()

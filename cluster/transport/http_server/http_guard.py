@@ -20,6 +20,7 @@ from ...security.auth.call_guard import CallGuard
 from ...security.edge.head_limits import check_head
 from .. import access_log
 from ..access_log import CallRecord, clean_id
+from ..call_spans import calls_are_traced
 from ..caller import MAX_CLIENT_ID, Caller
 from ..incoming_bodies import INCOMING_BODIES, IncomingBodies, IncomingBody
 from .http_responses import CALLER, error_response
@@ -76,7 +77,7 @@ class HttpGuard:
         given = clean_id(headers.get(REQUEST_ID, ""), MAX_CLIENT_ID)
         method = scope.get("method", "WEBSOCKET")
         call = CallRecord("http", f"{method} {scope['path'][:MAX_PATH]}", given)
-        record = access_log.begin_record(call, headers.items())
+        record = access_log.begin_record(call, headers.items() if calls_are_traced() else ())
         response = _TrackedResponse(send, (record.client_id or record.id) if self._echo_id else None)
         try:
             await self._respond(scope, headers, receive, response, record)
