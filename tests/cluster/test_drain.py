@@ -21,9 +21,11 @@ class SlowIngress:
     def __init__(self, silent: int, left: int) -> None:
         self.silent, self.left = silent, left
         self.ended = False
+        self.left_at_flush: int | None = None
         self._methods: dict[str, Callable[[], Awaitable[Any]]] = {
             "drain": self._drain,
             "end_streams": self._end_streams,
+            "flush_traces": self._flush_traces,
         }
 
     def broadcast(self, method: str) -> _Asked:
@@ -38,6 +40,9 @@ class SlowIngress:
 
     async def _end_streams(self) -> None:
         self.ended, self.left = True, 0
+
+    async def _flush_traces(self) -> None:
+        self.left_at_flush = self.left
 
 
 class _Asked:
@@ -60,6 +65,7 @@ async def test_it_waits_for_streams_and_for_an_ingress_that_is_busy(
     monkeypatch.setattr(ray_head, "_lives", lambda gcs: True)
     await ray_head._drain("", time.monotonic() + 60)
     assert (ingress.left, ingress.ended) == (0, False)
+    assert ingress.left_at_flush == 0, "what a collector is to know of them is sent at the end"
 
 
 async def test_what_is_left_at_the_deadline_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
