@@ -219,7 +219,8 @@ def stop_after_loss(drain_s: float) -> None:
 
 
 async def _drain(gcs: str, deadline: float) -> None:
-    """Refuse new requests; return when no stream is left, neither in an ingress nor on its way to a client.
+    """Refuse new requests; return when no stream is left, neither in an ingress nor on its way to a client, and what a
+    collector is to know of them has been sent.
 
     Streams that are left at the deadline end with an error, and have LAST_WORD_S to be sent. An ingress that is too
     busy to answer is asked again, while Ray's GCS lives. It is a coroutine, since Serve's handles need a running loop.
